@@ -18,7 +18,14 @@ from typing import Any
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 LINES, PAGE = ROOT / "docs/results/data/benchmarks.jsonl", ROOT / "docs/results/benchmarks.md"
-TABLES = {"first": "firsts", "models": "heavy", "torch": "beside_torch", "many": "many", "warm": "warm"}
+TABLES = {
+    "first": "firsts",
+    "models": "heavy",
+    "turns": "turns",
+    "torch": "beside_torch",
+    "many": "many",
+    "warm": "warm",
+}
 BEGIN, END = "<!-- tables of benchmarks/all.py -->", "<!-- end of tables -->"
 NAMES = {
     "cpu_seconds": "CPU s",

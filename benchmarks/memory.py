@@ -13,6 +13,7 @@ from script import Row, main, option
 from timing import in_new_process, machine, measure_rows, peak_megabytes
 
 import hyperpush as hp
+from hyperpush.engines.compiled.compile import counting
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.programs import Scope, Sequence, one_client, traced
 
@@ -48,19 +49,21 @@ def measure(config: Memory, method: str, batch: int) -> list[Row]:
         task = images(config.model, config.clients, config.seed, config.examples).with_l2(CONVEX)
         network = hp.networks.RandomDirected(config.clients, seed=config.seed)
         parameters, numbers = state_sizes(task, ESTIMATORS[method], network)
-        engine = hp.Simulate(clients_per_batch=batch or None)
+        engine = hp.Simulate(clients_per_batch=batch or config.clients)
 
         def estimate() -> hp.Estimate:
             found = hp.hypergradient(task, ESTIMATORS[method], network, key=config.seed, engine=engine)
             jax.block_until_ready(found.value)
             return found
 
-        estimate()  # compiles
+        with counting() as counts:
+            estimate()  # compiles
         began = perf_counter()
         products = estimate().costs.hessian_products
         row.update(
             parameters=parameters,
             vectors=numbers // parameters,
+            vectors_by_xla=counts.peak / (4 * config.clients * parameters),
             states_megabytes=4 * config.clients * numbers / 2**20,
             products=products,
             seconds_per_product=(perf_counter() - began) / products,

@@ -34,7 +34,7 @@ def run_tiny(config: TinyConfig, run: StudyRun) -> dict[str, Any]:
         for step in range(config.steps):
             values = values * config.rate
             run.record(step=step, value=values[0])
-            bar.advance()
+            bar.step()
         bar.update(config.steps)
     run.save_models("final", {"layer": {"w": jnp.arange(6.0).reshape(2, 3), "b": values}})
     figure, (axes,) = panels()

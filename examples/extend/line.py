@@ -16,4 +16,4 @@ class Line(hp.networks.Listed):
         self.clients = clients
         left, right = np.arange(clients - 1), np.arange(1, clients)
         graph = hp.networks.adjacency(clients, np.concatenate([left, right]), np.concatenate([right, left]))
-        self.table = hp.networks.Table("clients", [graph])
+        self.table = hp.networks.LinkTable("clients", [graph])

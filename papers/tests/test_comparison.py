@@ -14,7 +14,8 @@ from wide import float64  # noqa: F401  (a fixture)
 import hyperpush as hp
 from hyperpush.base.errors import InvalidInput
 from hyperpush.methods.registry import registered
-from hyperpush.runs.run import Bar, StudyRun
+from hyperpush.runs.bars import Part
+from hyperpush.runs.run import StudyRun
 from hyperpush.spec.config import validate
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 from hyperpush_papers.common.comparison import Benchmark, compare, method_names, rows_apart, too_large
@@ -38,7 +39,7 @@ class Noted(StudyRun):
     @contextmanager
     def progress(self, label, total):
         bars = Progress()
-        yield Bar(bars, bars.add_task(label), lambda: None)
+        yield Part(bars, bars.add_task(label), lambda: None, total)
 
     def record(self, **values):
         self.records.append(values)

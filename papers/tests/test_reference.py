@@ -1,5 +1,6 @@
-"""Every study gives what it gave before, at its smallest size; every draw, bit by bit."""
+"""Every study gives what it gave before, at its smallest size; so does every draw."""
 
+import numpy as np
 import pytest
 import reference
 
@@ -25,3 +26,20 @@ def test_a_difference_is_told_by_its_place():
     told = list(reference.differences(found, expected))
     places = [".gone: missing", ".new: not expected", ".rows: 2 entries", ".rows[0].cost: 2.0", ".rows[0].name: 'b'"]
     assert [line[: len(place)] for line, place in zip(told, places, strict=True)] == places
+
+
+def test_a_draw_that_moves_by_more_than_rounding_is_told():
+    drawn = {"whole": np.arange(5), "floats": np.linspace(0, 1, 5)}
+    expected = reference.digest(drawn)
+    assert not list(reference.differences(reference.digest({**drawn, "floats": drawn["floats"] + 1e-15}), expected))
+    for changed in (
+        {"whole": np.arange(5)[::-1]},
+        {"floats": drawn["floats"][::-1]},
+        {"floats": drawn["floats"] + 1e-6},
+    ):
+        assert list(reference.differences(reference.digest({**drawn, **changed}), expected))
+
+
+def test_of_a_status_its_verdict_is_kept():
+    status = {"converged": False, "reason": "unsolved", "residual": 0.5, "gradient": None}
+    assert reference.kept({"status": status}) == {"status": {name: status[name] for name in list(status)[:3]}}

@@ -333,5 +333,5 @@ def test_two_sweeps_do_not_share_a_folder(call, fake):
     with saved.Path("here/.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = call("fake", *GRID, "--seeds", "2", "--out", "here")
-    assert code == 2
-    assert "a folder that no other sweep is writing to" in err
+    assert code == 6
+    assert "--out: another process works in here" in err

@@ -1,6 +1,7 @@
 """What a method of your own needs besides the nodes: base classes, states, problems, data, and options with a range.
 
-Each name is imported when it is first used, like those of `hyperpush` itself; `extend.pyi` tells type checkers.
+Each name is imported when it is first used, like those of `hyperpush` itself; `extend.pyi` tells type checkers. These
+names come from many rows, which `lazy_loader` does not support outside of the package that it keeps them in.
 """
 
 from importlib import import_module

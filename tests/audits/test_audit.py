@@ -13,13 +13,12 @@ from sklearn.preprocessing import StandardScaler
 
 import hyperpush as hp
 from hyperpush.audits.leaving import judge_leavers
-from hyperpush.audits.rounds import Rounds
+from hyperpush.audits.rounds import AuditRounds
 from hyperpush.audits.splits import split_records
-from hyperpush.audits.watch import Watch
+from hyperpush.audits.watch import AuditWatch
 from hyperpush.engines.compiled.compile import counting
-from hyperpush.tables.heads import Head
+from hyperpush.tables.heads import LinearHead
 from hyperpush.tables.task import generator_of
-from hyperpush.verbs.hooks import Listeners
 
 L2, FOLDS, NAMES = 0.03, 3, ("a", "b", "c", "d")
 COUNTS = (45, 60, 52, 38)
@@ -172,10 +171,10 @@ def test_after_naming_the_rest_is_audited_as_if_the_party_were_not_there():
     tables = given(flip=[1])
     with jax.enable_x64(True):
         own = split_records(tables, FOLDS, generator_of(0))
-        head = Head.of(tables.schema, len(tables.schema.features))
+        head = LinearHead.of(tables.schema, len(tables.schema.features))
         key, network = jax.random.key(0), hp.networks.Ring(4)
-        rounds = Rounds(
-            head, own, (0, 1, 2, 3), network, key, hp.Simulate(), FOLDS, L2, newton=False, watch=Watch(Listeners([]))
+        rounds = AuditRounds(
+            head, own, (0, 1, 2, 3), network, key, hp.Simulate(), FOLDS, L2, newton=False, watch=AuditWatch(())
         )
         tests, records = judge_leavers(rounds, rounds.again(np.array([1.0, 0, 1, 1])), [0, 2, 3], 0.05)
     oracle, rest = Oracle(tables), [0, 2, 3]

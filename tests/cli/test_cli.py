@@ -259,3 +259,11 @@ def test_a_peer_whose_params_grow_ends_with_the_code_of_a_divergence(capsys):
         refuse_growth({"status": {"reason": "growing", "converged": False}})
     assert ended.value.code == 3
     assert "growing" in capsys.readouterr().err
+
+
+def test_output_in_ascii_replaces_letters_that_it_lacks():
+    command = [sys.executable, "-m", "hyperpush", "show", "SGP"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "step_size" in done.stdout

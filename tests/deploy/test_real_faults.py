@@ -78,6 +78,13 @@ def test_a_certificate_that_ends_in_the_run_is_the_reason_in_words(mode, tmp_pat
     try:
         for name in names:
             parties.start(name)
+        if mode == "asynchronous":  # alice goes on alone
+            parties.running["bob"].wait(200)
+            until = time.monotonic() + 60
+            while parties.status("alice").get("closed_out") != ["bob"] and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(1)
+            parties.running["alice"].kill()
         codes, said = parties.end(200)
     finally:
         parties.kill()
@@ -89,7 +96,8 @@ def test_a_certificate_that_ends_in_the_run_is_the_reason_in_words(mode, tmp_pat
     else:
         assert "lost: bob" in said["alice"], said
         assert "removed: bob, by alice" in said["alice"], said
-        assert codes["bob"] != 0, said
+        assert codes["bob"] == 4, said
+        assert "bob's certificate ended at " in said["bob"].splitlines()[-1]
 
 
 def memory(process):

@@ -264,3 +264,22 @@ def test_parties_with_other_code_are_told_so_with_both_digests(engines):
             hp.train(task.for_client(NAMES[client]), SGP, network, key=0, engine=engine)
 
     together(2, party)
+
+
+def test_killed_after_all_were_done_a_party_needs_nobody_to_end(tmp_path):
+    """In step, before it had written its result: its checkpoint holds the end, and the others have gone."""
+    addresses: dict[str, str | None] = {
+        name: f"127.0.0.1:{port}" for name, port in zip(NAMES[:2], free_ports(2), strict=True)
+    }
+    task, network = logistic(2, 0).replace(names=NAMES[:2]), hp.networks.FullyConnected(2)
+
+    def party(client, patience=60.0):
+        options = {"tls": False, "session": "over", "checkpoint": tmp_path / NAMES[client], "keep_checkpoint": True}
+        engine = hp.Peers(NAMES[client], addresses, patience=patience, **options)
+        return hp.train(task.for_client(NAMES[client]), SGP, network, key=0, engine=engine, certify=False)
+
+    first, _ = together(2, party)
+    again = party(0, patience=3.0)
+    assert np.abs(first.params).max() > 0
+    np.testing.assert_array_equal(again.params, first.params)
+    assert again.costs.rounds == first.costs.rounds

@@ -64,8 +64,8 @@ def test_the_last_iteration_has_a_row(engine, entry, monkeypatch):
     monkeypatch.setattr(chunks, "FIRST_CHUNK", 2)  # several chunks
     rows = np.array([0, 3, 6, 7][not entry :])
     program, record = Repeat(Sequence(COUNT, talk(2)), 7, name="loop"), {"loop": Recorder(shown, entry, last=7)}
-    for watched in (None, lambda *_: None):
-        result = engine.run(program, NETWORK, START, NOTHING, KEY, record=record, every=3, progress=watched)
+    for hooks in ((), (hp.hooks.Hook(),)):
+        result = engine.run(program, NETWORK, START, NOTHING, KEY, record=record, every=3, hooks=hooks)
         np.testing.assert_array_equal(result.history["loop"][:, 1], 100 + rows)
         np.testing.assert_array_equal(result.clocks["loop"].rounds, rows)
     planned = Planner().run(program, NETWORK, START, NOTHING, KEY, record=record, every=3)
@@ -76,7 +76,7 @@ def test_the_last_iteration_has_a_row_where_the_host_walks_the_loop():
     inner = Repeat(COUNT, 2, name="inner")
     record = {"loop": Recorder(shown, last=5), "inner": Recorder(shown)}
     result = hp.Simulate().run(
-        Repeat(inner, 5, name="loop"), NETWORK, START, NOTHING, KEY, record=record, every=2, progress=lambda *_: None
+        Repeat(inner, 5, name="loop"), NETWORK, START, NOTHING, KEY, record=record, every=2, hooks=[hp.hooks.Hook()]
     )
     np.testing.assert_array_equal(result.history["loop"][:, 0], [104, 108, 110])
 

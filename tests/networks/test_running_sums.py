@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hyperpush.base.errors import InvalidInput
-from hyperpush.networks.running_sums import Incoming, Outgoing, in_flight
+from hyperpush.networks.running_sums import IncomingSums, Outgoing, in_flight
 
 CLIENTS, LOSS, DUPLICATE, DELAY = 20, 0.3, 0.1, 5
 
@@ -52,7 +52,7 @@ class Uncounted:
     """A receiver that believes every message, the overtaken ones too."""
 
     def __init__(self):
-        self.incoming = Incoming(2)
+        self.incoming = IncomingSums(2)
 
     def take(self, sender, counter, total):
         self.incoming.counters.pop(sender, None)
@@ -62,7 +62,7 @@ class Uncounted:
         return self.incoming.total(sender)
 
 
-def simulate(rounds, outgoing=lambda: Outgoing(2), incoming=lambda: Incoming(2), seed=0):
+def simulate(rounds, outgoing=lambda: Outgoing(2), incoming=lambda: IncomingSums(2), seed=0):
     random = np.random.default_rng(seed)
     mass = np.stack([random.normal(size=CLIENTS), np.ones(CLIENTS)], axis=1)
     start, mean = mass.sum(0), mass[:, 0].mean()
@@ -123,7 +123,7 @@ def test_without_the_counter_weights_become_negative():
 
 
 def test_one_edge_by_hand():
-    outgoing, incoming = Outgoing(2), Incoming(2)
+    outgoing, incoming = Outgoing(2), IncomingSums(2)
     first = outgoing.add(7, np.array([1.0, 0.5]))
     second = outgoing.add(7, np.array([2.0, 0.25]))
     other = outgoing.add(8, np.array([4.0, 0.125]))
@@ -140,7 +140,7 @@ def test_one_edge_by_hand():
 
 
 def test_what_is_kept_cannot_be_changed_from_outside():
-    outgoing, incoming = Outgoing(1), Incoming(1)
+    outgoing, incoming = Outgoing(1), IncomingSums(1)
     share = np.ones(1)
     counter, total = outgoing.add(0, share)
     share[:] = 5
@@ -155,7 +155,7 @@ def test_what_is_kept_cannot_be_changed_from_outside():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("vector", [np.zeros(3), np.zeros((1, 2)), np.array(1.0), np.zeros(2, np.float32)])
 def test_wrong_vectors_change_nothing(vector):
-    outgoing, incoming = Outgoing(2), Incoming(2)
+    outgoing, incoming = Outgoing(2), IncomingSums(2)
     with pytest.raises(InvalidInput, match="length 2"):
         outgoing.add(0, vector)
     with pytest.raises(InvalidInput, match="length 2"):

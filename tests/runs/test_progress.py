@@ -5,23 +5,24 @@ import io
 import pytest
 from rich.console import Console
 
-from hyperpush.runs import run as runs
+from hyperpush.runs import bars
+from hyperpush.runs.run import StudyRun
 
 
 def made(tmp_path, monkeypatch, **options):
     screen = io.StringIO()
-    monkeypatch.setattr(runs, "SECONDS_PER_LINE", 0.0)
-    return runs.StudyRun(tmp_path / "out", tmp_path, Console(file=screen, width=200, **options)), screen
+    monkeypatch.setattr(bars, "SECONDS_PER_LINE", 0.0)
+    return StudyRun(tmp_path / "out", tmp_path, Console(file=screen, width=200, **options)), screen
 
 
 def test_off_a_terminal_every_bar_is_in_one_line(tmp_path, monkeypatch):
     run, screen = made(tmp_path, monkeypatch)
     with run.progress("methods", 6) as outer:
-        outer.advance(2)
+        outer.step(2)
         with run.progress("seeds", 3):
-            run.phase("SGP", 40, 1000)
-            run.phase("SGP", 50, 1000)
-        run.phase("HGP", 1, 10)
+            run.bars.advance("SGP", 40, 1000)
+            run.bars.advance("SGP", 50, 1000)
+        run.bars.advance("HGP", 1, 10)
     lines = screen.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("methods 2 of 6")
@@ -35,9 +36,9 @@ def test_off_a_terminal_every_bar_is_in_one_line(tmp_path, monkeypatch):
 
 def test_lines_are_rare(tmp_path, monkeypatch):
     run, screen = made(tmp_path, monkeypatch)
-    monkeypatch.setattr(runs, "SECONDS_PER_LINE", 3600.0)
+    monkeypatch.setattr(bars, "SECONDS_PER_LINE", 3600.0)
     for done in range(100):
-        run.phase("SGP", done, 100)
+        run.bars.advance("SGP", done, 100)
     assert screen.getvalue() == ""
 
 
@@ -45,15 +46,15 @@ def test_lines_are_rare(tmp_path, monkeypatch):
 def test_bars_on_a_terminal_show_the_loop_and_go_in_the_end(tmp_path, monkeypatch, nested):
     run, screen = made(tmp_path, monkeypatch, force_terminal=True)
     if nested:
-        run.phase("SGP", 1, 10)  # a bar that is there before those of the experiment
+        run.bars.advance("SGP", 1, 10)  # a bar that is there before those of the experiment
         with run.progress("methods", 6):
-            run.phase("SGP", 2, 10)
-            run._bars.refresh()
-            assert [task.description for task in run._bars.tasks] == ["SGP", "methods"]
-            assert run._bars.tasks[1].completed == 0
+            run.bars.advance("SGP", 2, 10)
+            run.bars.rich.refresh()
+            assert [task.description for task in run.bars.rich.tasks] == ["SGP", "methods"]
+            assert run.bars.rich.tasks[1].completed == 0
     else:
-        run.phase("SGP", 2, 10)
-        run._bars.refresh()
-        run.quiet()
+        run.bars.advance("SGP", 2, 10)
+        run.bars.rich.refresh()
+        run.bars.remove()
     assert "2 of 10 rounds" in screen.getvalue()
-    assert run._bars.tasks == []
+    assert run.bars.rich.tasks == []

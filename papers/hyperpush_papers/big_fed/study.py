@@ -48,7 +48,7 @@ def run(config: BigFed, run: StudyRun) -> dict[str, Any]:
                 rows.append({"method": method.name, "seed": seed, "test_loss": curve, "final": curve[-1]})
                 run.record(**rows[-1])
             summary.append(_summarize(method, place, test, tested["BiG-Fed"]))
-            bar.advance()
+            bar.step()
     title = f"test loss after {config.rounds} rounds, {config.seeds} seeds"
     run.table(title, list(summary[0]), [list(row.values()) for row in summary])
     run.console.print(f"inner and outer cost, kernel frozen: correlation {np.mean(correlations):.3f}")

@@ -54,7 +54,7 @@ def run(config: BilevelQuadratic, run: StudyRun) -> dict[str, Any]:
                 }
             )
             run.record(**rows[-1])
-            bar.advance()
+            bar.step()
     title = f"distances relative to the start's, {config.network}"
     run.table(title, list(rows[0]), [list(row.values()) for row in rows])
     for name, by_step in {"constant-steps": False, "by-step": True}.items():

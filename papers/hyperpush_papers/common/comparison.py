@@ -97,7 +97,7 @@ def compare(
             reason = too_large(config, name, on.task)
             found.append(left_out(name, reason) if reason else best_setting(config, name, network, on))
             run.record(**found[-1].row)
-            bar.advance()
+            bar.step()
     return found
 
 

@@ -1,5 +1,6 @@
 """Record the iterates of an estimator's loop and the messages sent so far, or return them from a pure function."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,8 +12,10 @@ from hyperpush.engines.result import Recorders, RunResult
 from hyperpush.engines.simulate import Simulate, evaluate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.recurrent import known_links
+from hyperpush.hypergradients.tree_cg import TreeCG
 from hyperpush.networks import Network
-from hyperpush.programs import Context, ProgramRecipe, program_of
+from hyperpush.programs import Context, Node, ProgramRecipe, program_of
+from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import last_point
 
@@ -53,4 +56,10 @@ def _prepare(task: Task, method: HypergradientEstimator, network: Network) -> tu
     states = HypergradientState(
         task.params, task.hypers, zeros, known_links(method, network, last_point(task, network), task)
     )
-    return program_of(method, task.problem), states
+    recipe = program_of(method, task.problem)
+    return replace(recipe, build=_estimate_alone) if isinstance(method, TreeCG) else recipe, states
+
+
+def _estimate_alone(method: TreeCG, problem: Problem) -> Node:
+    """Return TreeCG's program without the judgment of params, whose loop would hide those that are recorded."""
+    return problem.protect(method.estimate_on(problem, "tree"))

@@ -44,7 +44,7 @@ def run(config: ErrorStudy, run: StudyRun) -> dict[str, Any]:
                     {**case, "order": m, "error_mean": float(mean[m - 1]), "error_std": float(spread[m - 1])}
                     for m in wanted
                 ]
-                bar.advance()
+                bar.step()
             size = "full batch" if batch >= config.examples else f"batches of {batch}"
             error_curves(axis, curves, x_label="order M", y_label=ERROR, title=size)
     run.figure("errors", figure)
@@ -53,12 +53,12 @@ def run(config: ErrorStudy, run: StudyRun) -> dict[str, Any]:
     with run.progress("trends", len(config.trend_batches) + len(config.trend_inner_steps)) as bar:
         for batch in config.trend_batches:
             by_batch.append({"batch": batch, **last(errors(at, config.trend_pushes, batch, truth_here))})
-            bar.advance()
+            bar.step()
         for steps in config.trend_inner_steps:
             inexact = params_after(steps)
             found = last(errors(inexact, config.trend_pushes, config.examples, truth))
             by_steps.append({"inner_steps": steps, **found, "distance": float(np.linalg.norm(inexact - solution))})
-            bar.advance()
+            bar.step()
     draw_trends(config, run, by_batch, by_steps)
     result = {
         "true_norm": float(np.linalg.norm(truth)),

@@ -45,7 +45,7 @@ def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
                 title = f"{name}, {clients} clients"
                 best, by = best_by_label(found), ("rounds", "floats_per_client")
                 draw_errors(run, f"{name}-{clients}", best, "relative_error", by, "relative error", title)
-                bar.advance()
+                bar.step()
     run.table(
         "floats sent per client and parameter until the error stays below",
         list(summary[0]),

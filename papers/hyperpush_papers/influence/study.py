@@ -121,8 +121,7 @@ class Trained:
     def there(self) -> Task:
         """The task at the params reached."""
         with self.run.progress(f"training, {_size(self.solver.batch_size)}", self.solver.steps) as bar:
-            progress = hp.hooks.Progress(lambda _, done, total: bar.update(done))
-            return hp.train(self.task, self.solver, self.network, key=self.training_key, hooks=(progress,)).task
+            return hp.train(self.task, self.solver, self.network, key=self.training_key, hooks=(bar,)).task
 
     def retrain(self, weights: Sequence[Weights], progress: Callable[[float], None] | None = None) -> Effects:
         """Train with each of these weights, and with everything, on the links and mini-batches of the training run."""
@@ -202,7 +201,7 @@ def _compare_methods(trained: Trained, predict: Predict, actual: np.ndarray) -> 
                 rows[-1] |= _judge(trained, estimator, damping, predict, actual)
             except hp.Diverged as error:
                 rows[-1]["failed"] = str(error)
-            bar.advance()
+            bar.step()
     return rows
 
 

@@ -73,7 +73,7 @@ def hunt_wrong_labels(config: InfluenceStudy, solver: hp.SGP, run: StudyRun) -> 
     with run.progress("wrong labels", hunt.seeds * len(hunt.kinds)) as bar:
         for kind, seed in product(hunt.kinds, range(config.seed, config.seed + hunt.seeds)):
             rows += _hunt(hunt, network, solver, kind, seed)
-            bar.advance()
+            bar.step()
     means = []
     for kind, way in product(hunt.kinds, WAYS):
         own = [row for row in rows if (row["wrong"], row["by"]) == (kind, way)]

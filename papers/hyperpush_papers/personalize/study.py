@@ -153,7 +153,7 @@ def compare(comparison: Comparison, first: Scenario) -> tuple[list[Row], list[Ro
             at_a_time = config.at_a_time or (None if config.data == "digits" else 1)
             fitting = Fitting(made, comparison.network(seed), setting, jax.random.key(seed), at_a_time)
             for (name, pushes), title in chosen.items():
-                bar.advance()
+                bar.step()
                 if title in skipped:
                     continue
                 labels = {"method": title, "network": config.network, "seed": seed}

@@ -47,11 +47,11 @@ def run(config: Private, run: StudyRun) -> dict[str, Any]:
                 attacked = attack(config, made, method(noise, rounds=config.attacked + 1), network)
                 result |= {"epsilon_audited": attacked.lower, "noise_scale": noise["y"].scale.scale}
                 result |= budgets(config, runs["falling noise"], runs["constant noise"], network)
-                bar.advance()
+                bar.step()
             for name, each in runs.items():
                 curves.append({"case": case, "noise": name, **curve_of(config, made, case, each, network)})
                 run.record(**curves[-1])
-                bar.advance()
+                bar.step()
     result["curve"] = {key: curves[0][key] for key in ("T", "distance", "slope")}
     result["curves"] = curves
     report(run, result)

@@ -76,13 +76,13 @@ class Story:
         """Predictions and their check, weights, all rows."""
         with run.progress(f"seed {self.seed}", 4) as bar:
             found = self.predict(PREDICTOR)
-            bar.advance()
+            bar.step()
             removals, changes = self.check(found)
-            bar.advance()
+            bar.step()
             solutions = {"party": self.solve("party")}
             if self.config.by_record:
                 solutions["record"] = self.solve("record")
-            bar.advance()
+            bar.step()
             trainer = Trainer(self.parties, self.network, self.config.steps, self.seed)
             rows = trainer.rows([*self.choices(found, changes), *self.learned(solutions)], self.trained)
         common = {"seed": self.seed}

@@ -41,7 +41,7 @@ def run(config: Robustness, run: StudyRun) -> dict[str, Any]:
                 outcomes = run_family(config, estimator, family, network_of(config, link), dtype)
             rows.append({"estimator": name, "dtype": dtype, "family": family, "network": link, **summarize(outcomes)})
             run.record(**rows[-1])
-            bar.advance()
+            bar.step()
     run.table(
         "runs, over all networks: wrong without a mark, wrong and marked, right, right but marked",
         ("estimator", "dtype", "family", *COUNTS),

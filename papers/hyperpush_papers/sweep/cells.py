@@ -13,9 +13,9 @@ from rich.console import Console
 
 from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
+from hyperpush.base.locks import alone
 from hyperpush.runs.events import to_json
 from hyperpush.runs.folder import CONFIG, RESULT
-from hyperpush.runs.locks import alone
 from hyperpush.spec.config import to_toml
 from hyperpush.spec.execute import execute
 from hyperpush.verbs.saved import load
@@ -65,7 +65,7 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
         (folder / CELLS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput("--out", str(folder), f"a folder that can be written ({error.strerror})") from None
-    with alone(folder / ".lock", "--out", folder, "a folder that no other sweep is writing to"):
+    with alone(folder / ".lock", "--out", folder):
         write_atomically(folder / CONFIG, to_toml(plan.experiment.name, plan.config))
         for left in (folder / CELLS).glob(".*.partial"):  # of a process that was killed: the folder is locked
             shutil.rmtree(left)

@@ -53,7 +53,7 @@ def run(config: Together, run: StudyRun) -> dict[str, Any]:
             for row in Story(config, seed).rows(wanted):
                 run.record(**row)
                 rows.append(row)
-            bar.advance()
+            bar.step()
     compared = compare(rows)
     for step in wanted:
         _report(run, step, [each for each in compared if each["step"] == step])

@@ -72,7 +72,7 @@ def run(config: TrafficConfig, run: StudyRun) -> dict[str, Any]:
             for seed, found in zip(seeds, np.asarray(chosen), strict=True):
                 choice = {"steps": list(method.steps[place]), "at_edge": method.at_edge(place)}
                 add(method.name, seed, in_miles(found), **choice)
-            bar.advance()
+            bar.step()
     summary = summarize(rows)
     run.table(f"an hour ahead, {n} sensors, {made.source}", list(summary[0]), [list(row.values()) for row in summary])
     figure, (axis,) = panels()

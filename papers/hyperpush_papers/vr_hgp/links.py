@@ -53,7 +53,7 @@ def compare_links(config: VRStudy, run: StudyRun, task: Task) -> list[dict[str, 
                 for estimator in estimators:
                     found = errors(task, at, solver, estimator, network, keys, np.asarray(target))
                     rows.append({"network": network.name, "estimator": type(estimator).__name__, **found})
-                bar.advance()
+                bar.step()
     columns = ("network", "estimator", "training_steps", "observed", "means", "links_error")
     cells = [[each if isinstance(each, str | int) else f"{each:.1e}" for each in map(row.get, columns)] for row in rows]
     run.table(f"relative error by what is known of links, mean of {config.link_runs} runs", columns, cells)

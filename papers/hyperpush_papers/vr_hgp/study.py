@@ -65,7 +65,7 @@ def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
                 }
             )
             run.record(**curves[-1])
-            bar.advance()
+            bar.step()
     last = expected_errors(system, GRID, config.rounds)[:, -1]
     least = int(np.nanargmin(last))
     result = {

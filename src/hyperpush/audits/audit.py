@@ -13,9 +13,9 @@ from hyperpush.audits.leaving import cell_rows, judge_leavers, without_rows
 from hyperpush.audits.naming import name_harmful
 from hyperpush.audits.records import check_size, record_rows
 from hyperpush.audits.result import AuditResult
-from hyperpush.audits.rounds import Rounds
+from hyperpush.audits.rounds import AuditRounds
 from hyperpush.audits.splits import split_records
-from hyperpush.audits.watch import Watch
+from hyperpush.audits.watch import AuditWatch
 from hyperpush.base.checks import check_boolean, check_integer, check_positive, no_type_check
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.settings import keep_compiled_code
@@ -23,12 +23,12 @@ from hyperpush.base.status import Status, note_status
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.networks import Exponential, Network
-from hyperpush.tables.heads import Head
+from hyperpush.tables.heads import LinearHead
 from hyperpush.tables.read import Tables
 from hyperpush.tables.task import generator_of
 from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
-from hyperpush.verbs.hooks import Hook, Listeners
+from hyperpush.verbs.hooks import Hook, as_hooks
 
 FEWEST = 20  # fewest records of a party that takes part
 MOST_RETRAINED = 32  # number of params up to which models without a party are trained to the solution
@@ -90,7 +90,7 @@ def audit(
         [('a', 'cannot say'), ('b', 'cannot say'), ('c', 'cannot say')]
     """
     _check(tables, folds, l2, level, effects, records, engine)
-    watch = Watch(Listeners(hooks))
+    watch = AuditWatch(as_hooks(hooks))
     keep_compiled_code()
     network = Exponential(len(tables.names)) if network is None else network
     check_network_kind(network)
@@ -100,19 +100,19 @@ def audit(
     if len(parties) < 2:
         raise InvalidInput("tables", f"{len(parties)} parties with {FEWEST} records", "at least two of them")
     with jax.enable_x64(True):
-        head = Head.of(tables.schema, len(tables.schema.features))
+        head = LinearHead.of(tables.schema, len(tables.schema.features))
         if records:
             check_size(head)
         own = split_records(tables, folds, generator_of(key))
         newton = effects == "newton" or (effects == "auto" and head.size > MOST_RETRAINED)
-        rounds = Rounds(head, own, parties, network, check_key(key), engine, folds, l2, newton, watch)
+        rounds = AuditRounds(head, own, parties, network, check_key(key), engine, folds, l2, newton, watch)
         try:
             return _run(tables, rounds, float(level), records)
         finally:
             watch.finish()
 
 
-def _run(tables: Tables, rounds: Rounds, level: float, records: bool) -> AuditResult:
+def _run(tables: Tables, rounds: AuditRounds, level: float, records: bool) -> AuditResult:
     """All rounds of an audit, and their conclusions."""
     counts = np.zeros(rounds.clients)
     counts[list(rounds.parties)] = 1
@@ -146,7 +146,7 @@ def _run(tables: Tables, rounds: Rounds, level: float, records: bool) -> AuditRe
     )
 
 
-def _about(tables: Tables, rounds: Rounds, level: float) -> dict[str, Any]:
+def _about(tables: Tables, rounds: AuditRounds, level: float) -> dict[str, Any]:
     """Return the settings of the audit."""
     return {
         "label": tables.schema.label,

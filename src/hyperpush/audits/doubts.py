@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hyperpush.audits.rounds import Rounds
+from hyperpush.audits.rounds import AuditRounds
 from hyperpush.base.status import Status
 from hyperpush.tables.read import Tables
 
@@ -12,7 +12,7 @@ FEW = 10  # records of a class below which a party's losses on it are unreliable
 APART = 0.2  # difference between parties' label shares from which a warning is given
 
 
-def find_doubts(tables: Tables, rounds: Rounds, together: Sequence[float], status: Status) -> list[str]:
+def find_doubts(tables: Tables, rounds: AuditRounds, together: Sequence[float], status: Status) -> list[str]:
     """Return the warnings of an audit.
 
     Args:

@@ -7,13 +7,13 @@ import numpy as np
 
 from hyperpush.audits.plan import NOBODY
 from hyperpush.audits.result import Join
-from hyperpush.audits.rounds import Found, Rounds
+from hyperpush.audits.rounds import AuditRounds, Found
 from hyperpush.audits.verdicts import area_under_curve, judge
 from hyperpush.tables.read import Tables
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOut:
     """A party's records, each under the model of the fold that held it out."""
 
     loss: np.ndarray
@@ -21,13 +21,13 @@ class Held:
     right: np.ndarray
 
     @staticmethod
-    def of(found: Found, runs: list[int], party: int, count: int) -> "Held":
+    def of(found: Found, runs: list[int], party: int, count: int) -> "HeldOut":
         """Return the sum over folds: a run's numbers are 0 outside of its held-out fold."""
         loss, score, right = (each[runs, party].sum(0)[:count] for each in (found.loss, found.score, found.right))
-        return Held(loss, score, right)
+        return HeldOut(loss, score, right)
 
 
-def join_rows(tables: Tables, rounds: Rounds, found: Found, alone: Found, level: float) -> tuple[Join, ...]:
+def join_rows(tables: Tables, rounds: AuditRounds, found: Found, alone: Found, level: float) -> tuple[Join, ...]:
     """Return a row per party; the tests of all parties are one family."""
     held = [_held(tables, rounds, found, alone, party) for party in rounds.parties]
     gains = [each["alone"].loss - each["together"].loss for each in held]
@@ -46,23 +46,23 @@ def join_rows(tables: Tables, rounds: Rounds, found: Found, alone: Found, level:
     )
 
 
-def _held(tables: Tables, rounds: Rounds, found: Found, alone: Found, party: int) -> dict[str, Held]:
+def _held(tables: Tables, rounds: AuditRounds, found: Found, alone: Found, party: int) -> dict[str, HeldOut]:
     """Return one party's records under its three models."""
     count = tables.counts[party]
     return {
-        "alone": Held.of(alone, alone.best(rounds.folds, NOBODY, rounds.l2, party), party, count),
-        "together": Held.of(found, found.best(rounds.folds, NOBODY, rounds.l2), party, count),
-        "not_contributing": Held.of(found, found.best(rounds.folds, party, rounds.l2), party, count),
+        "alone": HeldOut.of(alone, alone.best(rounds.folds, NOBODY, rounds.l2, party), party, count),
+        "together": HeldOut.of(found, found.best(rounds.folds, NOBODY, rounds.l2), party, count),
+        "not_contributing": HeldOut.of(found, found.best(rounds.folds, party, rounds.l2), party, count),
     }
 
 
-def _accuracy(tables: Tables, held: Mapping[str, Held]) -> dict[str, float]:
+def _accuracy(tables: Tables, held: Mapping[str, HeldOut]) -> dict[str, float]:
     if not tables.schema.classes:
         return {}
     return {name: float(each.right.mean()) for name, each in held.items()}
 
 
-def _area(tables: Tables, rounds: Rounds, held: Mapping[str, Held], party: int) -> dict[str, float | None]:
+def _area(tables: Tables, rounds: AuditRounds, held: Mapping[str, HeldOut], party: int) -> dict[str, float | None]:
     """Return the mean area under the curve over folds with both classes."""
     if len(tables.schema.classes) != 2:
         return {}

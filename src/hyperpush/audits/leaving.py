@@ -6,12 +6,12 @@ import numpy as np
 
 from hyperpush.audits.plan import NOBODY
 from hyperpush.audits.result import Cell, Without
-from hyperpush.audits.rounds import Found, Rounds
+from hyperpush.audits.rounds import AuditRounds, Found
 from hyperpush.audits.verdicts import Tests, judge
 from hyperpush.tables.read import Tables
 
 
-def judge_leavers(rounds: Rounds, found: Found, parties: Sequence[int], level: float) -> tuple[Tests, np.ndarray]:
+def judge_leavers(rounds: AuditRounds, found: Found, parties: Sequence[int], level: float) -> tuple[Tests, np.ndarray]:
     """Return the tests of the others' gains when each party leaves, and the numbers of their held-out records.
 
     They use only the sums that the program has shared.
@@ -22,7 +22,7 @@ def judge_leavers(rounds: Rounds, found: Found, parties: Sequence[int], level: f
     return judge(sums[:, 2:], level, unit=float(sums[:, 0].sum() / records.sum())), records.astype(int)
 
 
-def without_rows(tables: Tables, rounds: Rounds, found: Found, level: float) -> tuple[Without, ...]:
+def without_rows(tables: Tables, rounds: AuditRounds, found: Found, level: float) -> tuple[Without, ...]:
     """Return a row per leaver; the tests of all leavers are one family."""
     tests, records = judge_leavers(rounds, found, rounds.parties, level)
     return tuple(
@@ -31,7 +31,7 @@ def without_rows(tables: Tables, rounds: Rounds, found: Found, level: float) -> 
     )
 
 
-def cell_rows(tables: Tables, rounds: Rounds, found: Found, level: float) -> tuple[Cell, ...]:
+def cell_rows(tables: Tables, rounds: AuditRounds, found: Found, level: float) -> tuple[Cell, ...]:
     """Return a row per leaver and other party, which would compute its own; all tests are one family."""
     folds, parties = range(rounds.folds), rounds.parties
     loss = {who: found.loss[[found.at(fold, who, rounds.fixed) for fold in folds]].sum(0) for who in (NOBODY, *parties)}

@@ -6,11 +6,11 @@ import numpy as np
 
 from hyperpush.audits.leaving import judge_leavers
 from hyperpush.audits.result import Named
-from hyperpush.audits.rounds import Rounds
+from hyperpush.audits.rounds import AuditRounds
 from hyperpush.audits.verdicts import Tests
 
 
-def name_harmful(rounds: Rounds, first: Tests, names: Sequence[str], level: float) -> list[Named]:
+def name_harmful(rounds: AuditRounds, first: Tests, names: Sequence[str], level: float) -> list[Named]:
     """Name the leaver that hurts most, leave it out and audit the rest again, until none hurts or two are left.
 
     A party with wrong labels gains when an honest party leaves, so honest parties look harmful until it is left out.

@@ -15,7 +15,7 @@ from hyperpush.tables.fit import RATES
 NOBODY = -1  # leaves
 
 
-class Run(NamedTuple):
+class PlannedRun(NamedTuple):
     """One training.
 
     Attributes:
@@ -59,13 +59,13 @@ class Plan(eqx.Module):
     counts: Float[Array, "*n parties"]
 
 
-def compare_runs(folds: int, leavers: Sequence[int], rate: float) -> tuple[list[Run], list[Run]]:
+def compare_runs(folds: int, leavers: Sequence[int], rate: float) -> tuple[list[PlannedRun], list[PlannedRun]]:
     """Return per fold a run with all parties, and runs without each leaver that are compared with it."""
-    together = [Run(fold, NOBODY, rate) for fold in range(folds)]
-    return together, [Run(fold, leaver, rate, against=fold) for fold in range(folds) for leaver in leavers]
+    together = [PlannedRun(fold, NOBODY, rate) for fold in range(folds)]
+    return together, [PlannedRun(fold, leaver, rate, against=fold) for fold in range(folds) for leaver in leavers]
 
 
-def rate_runs(folds: int, leavers: Sequence[int], fixed: float) -> list[Run]:
+def rate_runs(folds: int, leavers: Sequence[int], fixed: float) -> list[PlannedRun]:
     """Return all runs for the choice of L2, per fold and leaver: on inner folds, then on the whole training part.
 
     Args:
@@ -74,13 +74,13 @@ def rate_runs(folds: int, leavers: Sequence[int], fixed: float) -> list[Run]:
         fixed: The rate at which `compare_runs` already has the runs on the whole part.
     """
     keys = itertools.product(range(folds), leavers, RATES, [*range(INNER), ALL])
-    return [Run(*key) for key in keys if key[2:] != (fixed, ALL)]
+    return [PlannedRun(*key) for key in keys if key[2:] != (fixed, ALL)]
 
 
-def make_plan(runs: Sequence[Run], counts: np.ndarray, clients: int) -> Plan:
+def make_plan(runs: Sequence[PlannedRun], counts: np.ndarray, clients: int) -> Plan:
     """Return the runs as arrays with parties on axis 0."""
     groups = sorted({(run.fold, run.inner) for run in runs})
-    columns = {name: np.array([getattr(run, name) for run in runs]) for name in Run._fields}
+    columns = {name: np.array([getattr(run, name) for run in runs]) for name in PlannedRun._fields}
     columns["against"] = np.where(columns["against"] < 0, np.arange(len(runs)), columns["against"])
     plan = {
         **columns,

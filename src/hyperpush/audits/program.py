@@ -15,14 +15,14 @@ from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.programs import Average, Context, Local, Node, ProgramRecipe, Runs, Scope, Sequence, stack
 from hyperpush.programs.recipe import what_is_read
 from hyperpush.programs.report import Report
-from hyperpush.tables.heads import Head
+from hyperpush.tables.heads import LinearHead
 from hyperpush.tables.scaling import CONSTANT
 from hyperpush.task.problem import Problem
 
 INTERCEPT = 1e-6  # its effect on losses is below the resolution of verdicts
 
 
-class Means(eqx.Module):
+class SharedMeans(eqx.Module):
     """Shared means by group of runs: of the features, then of a label that is a number."""
 
     mean: Float[Array, "*n g width"]
@@ -42,7 +42,7 @@ class Hyper(eqx.Module):
     scale: Array
 
 
-class Losses(eqx.Module):
+class FoldLosses(eqx.Module):
     """One party's losses on its own held-out records, [runs, records]; they stay with the party."""
 
     loss: Array
@@ -54,10 +54,10 @@ class Auditor(eqx.Module):
     """One party's side of a round."""
 
     plan: Plan
-    means: Means | None = None
+    means: SharedMeans | None = None
     params: Float[Array, "*n k rows width"] | None = None
     report: Report | None = None
-    losses: Losses | None = None
+    losses: FoldLosses | None = None
     # Over all others that count in the run: losses, records; loss differences, their squares, records.
     sums: Float[Array, "*n k 5"] | None = None
 
@@ -73,7 +73,7 @@ class Round(eqx.Module):
         stepper: The solver that takes the Newton steps.
     """
 
-    head: Head
+    head: LinearHead
     solved: int = eqx.field(static=True)
     solver: TreeNewton
     stepper: TreeNewton | None = None
@@ -88,7 +88,7 @@ class Round(eqx.Module):
 class RunLoss(eqx.Module):
     """Return a party's part of the mean loss over all training records of a run, times the number of parties."""
 
-    head: Head
+    head: LinearHead
 
     def __call__(self, params: PyTree, hyper: Hyper, records: Records) -> Float[Array, ""]:
         inputs, labels = scale_records(self.head, records, hyper.mean, hyper.scale)
@@ -102,7 +102,7 @@ class RunPenalty(eqx.Module):
     Without the latter, the own model of a party with one class in training would not exist.
     """
 
-    head: Head
+    head: LinearHead
 
     def __call__(self, params: PyTree, hyper: Hyper) -> Float[Array, ""]:
         return self.head.penalty(params, hyper.rate) + 0.5 * INTERCEPT * jnp.sum(params[:, -1] ** 2)
@@ -120,7 +120,7 @@ def holds(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
     return jnp.where(inner >= 0, by_inner, records.fold == fold).astype(records.values.dtype)
 
 
-def scale_records(head: Head, records: Records, mean: Array, scale: Array) -> tuple[Array, Array]:
+def scale_records(head: LinearHead, records: Records, mean: Array, scale: Array) -> tuple[Array, Array]:
     """Return scaled features, 0 where a value is missing, and labels; numbers are scaled, too."""
     inputs = records.present * (records.values - mean[: head.width]) * scale[: head.width]
     if head.kind == "softmax":
@@ -138,7 +138,7 @@ def _program(audit: Round, problem: Problem) -> Node:
 # ------------------------------------------------------------------------------------------------- shared means
 
 
-def _joined(head: Head, records: Records) -> tuple[Array, Array]:
+def _joined(head: LinearHead, records: Records) -> tuple[Array, Array]:
     """Return the values to scale and a mask of present ones: features, and a label that is a number."""
     if head.kind == "softmax":
         return records.values, records.present
@@ -153,31 +153,31 @@ def _own_rows(state: Auditor, ctx: Context) -> Float[Array, "g m"]:
     return plan.counts[ctx.client] * rows
 
 
-def share_sums(head: Head) -> Node:
+def share_sums(head: LinearHead) -> Node:
     def get(state: Auditor, ctx: Context) -> tuple[Any, Array]:
         rows, (values, present) = _own_rows(state, ctx), _joined(head, ctx.data.train)
         own = (jnp.arange(ctx.clients) == ctx.client) * jnp.sum(rows, 1)[:, None]
         return (rows @ (values * present), rows @ present, own), jnp.ones(())
 
-    def answer(state: Auditor, means: Any, ctx: Context) -> Means:
+    def answer(state: Auditor, means: Any, ctx: Context) -> SharedMeans:
         total, present, own = means
         mean = total / jnp.where(present > 0, present, 1)
-        return Means(mean, jnp.zeros_like(mean), jnp.round(own * ctx.clients))
+        return SharedMeans(mean, jnp.zeros_like(mean), jnp.round(own * ctx.clients))
 
-    def put(state: Auditor, found: Means, mass: Any, ctx: Context) -> Auditor:
+    def put(state: Auditor, found: SharedMeans, mass: Any, ctx: Context) -> Auditor:
         return replace(state, means=found)
 
     return Average(get, put, rounds=1, by="tree", answer=answer)
 
 
-def share_squares(head: Head) -> Node:
+def share_squares(head: LinearHead) -> Node:
     def get(state: Auditor, ctx: Context) -> tuple[Any, Array]:
         assert state.means is not None
         rows, (values, present) = _own_rows(state, ctx), _joined(head, ctx.data.train)
         squares = jax.vmap(lambda own, mean: own @ (present * (values - mean) ** 2))(rows, state.means.mean)
         return squares, jnp.ones(())
 
-    def answer(state: Auditor, squares: Any, ctx: Context) -> Means:
+    def answer(state: Auditor, squares: Any, ctx: Context) -> SharedMeans:
         assert state.means is not None
         found = state.means
         rows = jnp.sum(found.rows, axis=1, keepdims=True)
@@ -185,7 +185,7 @@ def share_squares(head: Head) -> Node:
         varies = deviation > CONSTANT * jnp.abs(found.mean)
         return replace(found, scale=jnp.where(varies, 1 / jnp.where(varies, deviation, 1), 0))
 
-    def put(state: Auditor, found: Means, mass: Any, ctx: Context) -> Auditor:
+    def put(state: Auditor, found: SharedMeans, mass: Any, ctx: Context) -> Auditor:
         return replace(state, means=found)
 
     return Average(get, put, rounds=1, by="tree", answer=answer)
@@ -234,19 +234,19 @@ def train_runs(audit: Round, problem: Problem, first: int, last: int | None) -> 
 # ------------------------------------------------------------------------------------------------------- losses
 
 
-def _judge(head: Head, state: Auditor, ctx: Context) -> Auditor:
+def _judge(head: LinearHead, state: Auditor, ctx: Context) -> Auditor:
     """Return the party's losses on its own records, in units of the label, by run; 0 outside of held-out records."""
     records: Records = ctx.data.train
 
-    def one(params: Array, hyper: Hyper) -> Losses:
+    def one(params: Array, hyper: Hyper) -> FoldLosses:
         inputs, labels = scale_records(head, records, hyper.mean, hyper.scale)
         mask = holds(records, hyper.fold, hyper.inner)
         scores, loss = head.scores(params, inputs), head.losses(params, inputs, labels)
         if head.kind == "regression":
             unit = jnp.where(hyper.scale[-1] > 0, 1 / jnp.where(hyper.scale[-1] > 0, hyper.scale[-1], 1), 0)
-            return Losses(mask * loss * unit**2, mask * scores[:, 0], jnp.zeros_like(mask))
+            return FoldLosses(mask * loss * unit**2, mask * scores[:, 0], jnp.zeros_like(mask))
         picked = (scores[:, 0] > 0) if head.rows == 1 else jnp.argmax(jnp.pad(scores, ((0, 0), (0, 1))), axis=1)
-        return Losses(mask * loss, mask * scores[:, 0], mask * (picked == labels))
+        return FoldLosses(mask * loss, mask * scores[:, 0], mask * (picked == labels))
 
     assert state.params is not None
     return replace(state, losses=jax.vmap(one)(state.params, hypers_of(state, ctx)))

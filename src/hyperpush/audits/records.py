@@ -10,7 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from hyperpush.audits.plan import NOBODY, Run, make_plan
+from hyperpush.audits.plan import NOBODY, PlannedRun, make_plan
 from hyperpush.audits.program import (
     Auditor,
     Round,
@@ -24,19 +24,19 @@ from hyperpush.audits.program import (
     trains,
 )
 from hyperpush.audits.result import Named, Record
-from hyperpush.audits.rounds import SOLVER, Rounds
+from hyperpush.audits.rounds import SOLVER, AuditRounds
 from hyperpush.audits.splits import ALL, Records
 from hyperpush.base.errors import InvalidInput
 from hyperpush.programs import Average, Context, Local, Node, ProgramRecipe, Sequence
 from hyperpush.programs.recipe import what_is_read
-from hyperpush.tables.heads import Head
+from hyperpush.tables.heads import LinearHead
 from hyperpush.tables.read import Tables
 from hyperpush.task.problem import Problem
 
 MOST_PARAMS = 1024  # whose Hessian is sent and factored
 
 
-def check_size(head: Head) -> None:
+def check_size(head: LinearHead) -> None:
     """Refuse models whose Hessian is too large."""
     if head.size > MOST_PARAMS:
         raise InvalidInput("records", f"True with {head.size:,} params", f"False above {MOST_PARAMS:,} params")
@@ -51,7 +51,7 @@ class Scored(eqx.Module):
     gains: Float[Array, "*n m"] | None = None  # of its own records; they stay with it
 
 
-def score_records(rounds: Rounds, counts: np.ndarray) -> np.ndarray:
+def score_records(rounds: AuditRounds, counts: np.ndarray) -> np.ndarray:
     """Return the change of the others' summed training loss without each record; positive: the record helps.
 
     The model is trained on all records of the parties that count. Removing record q moves its params by H⁻¹∇ℓ_q/N,
@@ -63,11 +63,11 @@ def score_records(rounds: Rounds, counts: np.ndarray) -> np.ndarray:
     inner, penalty = RunLoss(rounds.head), RunPenalty(rounds.head)
     problem = Problem(inner, inner, penalty, outer_on="train", reads=what_is_read((inner, penalty)))
     recipe = ProgramRecipe(_program, (Round(rounds.head, 1, SOLVER), problem))
-    plan = make_plan([Run(ALL, NOBODY, rounds.fixed)], counts, rounds.clients)
+    plan = make_plan([PlannedRun(ALL, NOBODY, rounds.fixed)], counts, rounds.clients)
     return np.asarray(rounds.execute(recipe, plan).gains)
 
 
-def record_rows(tables: Tables, rounds: Rounds, named: list[Named]) -> tuple[Record, ...]:
+def record_rows(tables: Tables, rounds: AuditRounds, named: list[Named]) -> tuple[Record, ...]:
     """Return all records: of the parties not named, then of each named party, each time the most harmful first.
 
     Records of the parties not named are scored at the model of these parties. Records of a named party are scored at
@@ -125,7 +125,7 @@ def _only(state: Auditor, ctx: Context) -> tuple[Any, Array]:
     return jax.tree.map(lambda leaf: leaf[0], hypers_of(state, ctx)), state.params[0]
 
 
-def _gradients(head: Head, params: Array, hyper: Any, records: Records) -> Float[Array, "m d"]:
+def _gradients(head: LinearHead, params: Array, hyper: Any, records: Records) -> Float[Array, "m d"]:
     """Return the gradient of each record's loss; 0 for padding."""
     inputs, labels = scale_records(head, records, hyper.mean, hyper.scale)
     flat, back = ravel_pytree(params)

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from hyperpush.audits.plan import NOBODY, Plan, Run, compare_runs, make_plan, rate_runs
-from hyperpush.audits.program import Auditor, Losses, Round
+from hyperpush.audits.plan import NOBODY, Plan, PlannedRun, compare_runs, make_plan, rate_runs
+from hyperpush.audits.program import Auditor, FoldLosses, Round
 from hyperpush.audits.splits import ALL, Records
-from hyperpush.audits.watch import Watch
+from hyperpush.audits.watch import AuditWatch
 from hyperpush.base.status import Reason, Status
 from hyperpush.data.batches import Data
 from hyperpush.engines.base import Engine
@@ -21,7 +21,7 @@ from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.networks import FullyConnected, Network
 from hyperpush.programs.report import Report
 from hyperpush.tables.fit import RATES
-from hyperpush.tables.heads import Head
+from hyperpush.tables.heads import LinearHead
 from hyperpush.verbs.costs import Costs
 
 AT_ONCE = 4e7  # limit of the scaled records of all runs of one program, in numbers
@@ -42,14 +42,14 @@ class Found:
         sums: Sums over the other parties, [runs, 5].
     """
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[PlannedRun] = field(default_factory=list)
     loss: Any = None
     score: Any = None
     right: Any = None
     sums: Any = None
     places: dict[tuple[int, int, float, int], int] = field(default_factory=dict)
 
-    def add(self, runs: Sequence[Run], losses: Losses, sums: np.ndarray | None, skip: int) -> None:
+    def add(self, runs: Sequence[PlannedRun], losses: FoldLosses, sums: np.ndarray | None, skip: int) -> None:
         """Add a program's runs except the first `skip`, which are known already."""
         start = len(self.runs)
         fresh = runs[skip:]
@@ -92,10 +92,10 @@ class Found:
 
 
 @dataclass
-class Rounds:
+class AuditRounds:
     """Arguments that all rounds share, and their costs so far."""
 
-    head: Head
+    head: LinearHead
     records: Records
     parties: tuple[int, ...]  # who is large enough to count
     network: Network
@@ -104,7 +104,7 @@ class Rounds:
     folds: int
     l2: float | None
     newton: bool
-    watch: Watch
+    watch: AuditWatch
     costs: Costs = field(default_factory=Costs)
     statuses: list[Status] = field(default_factory=list)
     programs: int = 0
@@ -137,7 +137,9 @@ class Rounds:
         self._run(found, *compare_runs(self.folds, self.parties, self.fixed), counts, solved=not self.newton)
         return found
 
-    def _run(self, found: Found, together: list[Run], others: list[Run], counts: np.ndarray, solved: bool) -> None:
+    def _run(
+        self, found: Found, together: list[PlannedRun], others: list[PlannedRun], counts: np.ndarray, solved: bool
+    ) -> None:
         """Run all of them in as few programs of one shape as memory allows, with the runs of all parties in front."""
         most = max(int(AT_ONCE / self.records.values.size) - len(together), 1)
         pieces = max(-(-len(others) // most), 1)
@@ -183,10 +185,10 @@ class Rounds:
         return found
 
 
-def _evaluate_alone(given: tuple[Any, Auditor, Records, Any], donated: None) -> tuple[Losses, Report]:
+def _evaluate_alone(given: tuple[Any, Auditor, Records, Any], donated: None) -> tuple[FoldLosses, Report]:
     recipe, start, records, key = given
 
-    def one(own: Records) -> tuple[Losses, Report]:
+    def one(own: Records) -> tuple[FoldLosses, Report]:
         data = Data({"train": jax.tree.map(lambda leaf: leaf[None], own)}, "train")
         states, _ = evaluate(recipe, FullyConnected(1), start, data, key)
         return jax.tree.map(lambda leaf: leaf[0], (states.losses, states.report))

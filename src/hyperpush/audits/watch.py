@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.hooks import Listeners
+from hyperpush.verbs.hooks import Hook
 
 LOOP = "audit"  # name of the loop that hooks see
 
 
 @dataclass
-class Watch:
+class AuditWatch:
     """Programs done and expected. More are expected when a party is named."""
 
-    listeners: Listeners
+    hooks: tuple[Hook, ...]
     done: int = 0
     total: int = 0
 
@@ -22,15 +22,20 @@ class Watch:
         """Add programs to come."""
         self.total += programs
         if programs:
-            self.listeners(LOOP, self.done, self.total)
+            self._advance()
 
     def tell(self, costs: Costs) -> None:
         """Count a program, and tell the costs of all so far: rounds, and the bytes that a party sends."""
         self.done += 1
-        for hook in self.listeners.hooks:
+        for hook in self.hooks:
             hook.row(LOOP, self.done, {"rounds": np.asarray(costs.rounds), "bytes": np.asarray(costs.bytes)})
-        self.listeners(LOOP, self.done, max(self.total, self.done))
+        self._advance()
+
+    def _advance(self) -> None:
+        for hook in self.hooks:
+            hook.advance(LOOP, self.done, max(self.total, self.done))
 
     def finish(self) -> None:
         """End all hooks."""
-        self.listeners.finish({}, {})
+        for hook in self.hooks:
+            hook.finish()

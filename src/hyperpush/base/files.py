@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hyperpush.base.errors import InvalidInput
+from hyperpush.base.errors import HyperpushError, InvalidInput
 
 
 def write_atomically(path: Path, data: bytes | str, durable: bool = True, mode: int = 0o666) -> None:
@@ -53,6 +53,13 @@ def _write_anew(new: Path, data: bytes | str, durable: bool, mode: int) -> None:
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def unwritten(what: str, error: Exception, before: bool = False) -> HyperpushError:
+    """Return the error for a checkpoint that could not be written; `before`: an earlier one is good."""
+    said = getattr(error, "strerror", None) or str(error)
+    cause = "the disk is full" if "No space left" in said else said
+    return HyperpushError(f"{what} could not be written: {cause}" + ("; the one before it is good" if before else ""))
 
 
 def as_path(field: str, given: object, kind: str = "folder") -> Path:

@@ -3,6 +3,7 @@
 Commands import their code when they run, so that `--help`, completion, `list` and `show` never wait for JAX.
 """
 
+import io
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from rich.console import Console
 from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.base.extensions import PAPERS, has_papers
 from hyperpush.base.imports import plain_name
+from hyperpush.base.signals import stop_signals
 from hyperpush.base.version import __version__
 from hyperpush.cli.arguments import AsJson, Out, Overrides, Source, complete_name
 from hyperpush.cli.audits import audit
@@ -324,7 +326,12 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; for a HyperpushError print one line on stderr and exit with its code."""
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for stream in (sys.stdout, sys.stderr):  # where the encoding lacks a letter, such as in ASCII, print "?" instead
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         sys.exit(app(_arguments or ["--help"], prog_name="hyperpush", standalone_mode=False) or 0)
     except HyperpushError as error:

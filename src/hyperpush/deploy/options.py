@@ -16,7 +16,7 @@ from typing import Any
 from hyperpush.base.annotations import Option, check_option, options_of
 from hyperpush.base.config import Config, as_table, option
 from hyperpush.base.errors import InvalidInput, unknown
-from hyperpush.engines.peer.checkpoint import in_turn
+from hyperpush.engines.peer.checkpoint import all_files
 from hyperpush.engines.peers import Peers
 from hyperpush.engines.transport.zenoh.addresses import check_name
 from hyperpush.methods.registry import read_value
@@ -138,7 +138,7 @@ def folder_of(config: Deployment, name: str, base: Path) -> Path:
 
 def party_folder(path: Path, field: str = "folder") -> RunFolder:
     """Return a party's folder, which is visible from the start."""
-    return RunFolder(path, field, hidden=False, saved=tuple(each.name for each in in_turn(path / CHECKPOINT)))
+    return RunFolder(path, field, hidden=False, saved=tuple(each.name for each in all_files(path / CHECKPOINT)))
 
 
 def engine_of(config: Deployment, name: str, base: Path, private: bool) -> Peers:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.locks import is_held
 from hyperpush.deploy.options import party_folder
 from hyperpush.deploy.watch import LEAVE, STATUS
 from hyperpush.engines.transport.zenoh.neighbors import shown_time
 from hyperpush.runs.events import read_events
-from hyperpush.runs.locks import is_held
 
 
 def read_status(path: Path) -> tuple[Path, dict[str, Any]]:

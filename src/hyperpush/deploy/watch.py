@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from hyperpush.base.errors import HyperpushError, Stopped
+from hyperpush.base.signals import stop_signals
 from hyperpush.deploy.folder import note_release, released_before
 from hyperpush.deploy.handshakes import count_handshakes
 from hyperpush.deploy.options import Deployment, digest
@@ -20,7 +21,6 @@ from hyperpush.runs.events import event, write_events
 from hyperpush.verbs.budget import Budget
 
 STATUS, LEAVE = "status.json", "leave"  # files of a party: its view of the run; a request to leave
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Warn if a certificate ends within this many seconds: longer than most runs, and enough to get a new one.
 SOON = 24 * 3600
 
@@ -173,7 +173,7 @@ class Watch:
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Call `act` on SIGTERM and SIGINT in the block, instead of ending the process; only a main thread can."""
+    """Call `act` on signals that stop a run in the block, instead of ending the process; only a main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -181,7 +181,7 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         act(number)
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield
     finally:

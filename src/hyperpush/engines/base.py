@@ -13,8 +13,8 @@ from jaxtyping import PRNGKeyArray, PyTree
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.faults import Faults
+from hyperpush.engines.hooks import Hook
 from hyperpush.engines.result import Progress, Record, Recorder, RunResult, recorders_of
-from hyperpush.engines.run_hooks import RunHook
 from hyperpush.networks import Network
 from hyperpush.programs import Node, ProgramRecipe, as_recipe
 
@@ -31,7 +31,17 @@ class Request(NamedTuple):
     step: int = 0
     recorders: Mapping[str, Recorder] = {}
     every: int = 1
-    progress: Progress | None = None
+    hooks: tuple[Hook, ...] = ()
+
+    @property
+    def progress(self) -> Progress | None:
+        """Function that tells all hooks the progress of a loop; None without hooks."""
+
+        def tell(loop: str, done: int, total: int) -> None:
+            for hook in self.hooks:
+                hook.advance(loop, done, total)
+
+        return tell if self.hooks else None
 
 
 class Engine(eqx.Module):
@@ -70,7 +80,7 @@ class Engine(eqx.Module):
         step: int = 0,
         record: Mapping[str, Record] | None = None,
         every: int = 1,
-        progress: Progress | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> RunResult:
         """Run a program for all clients.
 
@@ -86,11 +96,11 @@ class Engine(eqx.Module):
             step: Network time at the start; to continue a run, give its `RunResult.step`.
             record: By name of a loop, a `Recorder` or a function of one client's state and context.
             every: Number of iterations between recorded rows, 1 or more.
-            progress: Called between chunks with a loop's name, the iterations done and their maximum.
+            hooks: Observers, called between chunks.
         """
         given = (as_recipe(program), network, states, data, key, self.lossy)
         engine = ambient().engine or self
-        return engine.execute(Request(*given, step, recorders_of(record), every, progress))
+        return engine.execute(Request(*given, step, recorders_of(record), every, tuple(hooks)))
 
     @abc.abstractmethod
     def execute(self, request: Request) -> RunResult:
@@ -119,7 +129,7 @@ class Ambient(NamedTuple):
     """
 
     engine: Engine | None = None  # runs requests in place of the compiled engine that is called
-    hooks: tuple[RunHook, ...] = ()  # hooks of every run of a compiled engine
+    hooks: tuple[Hook, ...] = ()  # hooks of every run of a compiled engine
 
 
 _NOTHING = Ambient()
@@ -132,7 +142,7 @@ def ambient() -> Ambient:
 
 
 @contextmanager
-def surround(engine: Engine | None = None, hooks: Sequence[RunHook] = ()) -> Iterator[None]:
+def surround(engine: Engine | None = None, hooks: Sequence[Hook] = ()) -> Iterator[None]:
     """Apply `engine` and `hooks` in the block, in place of those of enclosing blocks."""
     before = _ambient.set(Ambient(engine, tuple(hooks)))
     try:

@@ -255,6 +255,7 @@ class Peers(Engine, Configured):
             closed=before.get("closed", ()),
             left=before.get("left", ()),
             refused=dict(before.get("refused", ())),
+            resumed=stored is not None,
         )
         try:
             lossy = transport

@@ -40,7 +40,7 @@ class Planner(Engine):
     def execute(self, request: Request) -> RunResult:
         """See `Engine.run`."""
         network, states, data, step = request.network, request.states, request.data, request.step
-        found, _, known = prepare(request, request.recipe.program())
+        found, _, known = prepare(request)
         n, passes, agreement, tree = network.clients, found.passes(), known["agreement"], known["tree"]
         sent = [(passes[s.body] * s.messages(agreement), s) for s in found.sendings]
         rounds = sum(passes[s.body] * tree.planned_rounds if s.by_tree else times for times, s in sent)

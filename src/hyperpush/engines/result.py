@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, final, runtime_checkable
+from typing import Any, NamedTuple, final
 
 import equinox as eqx
 import numpy as np
@@ -76,17 +76,6 @@ class RowClock:
 
 
 Progress = Callable[[str, int, int], None]  # a loop's name, iterations done, their maximum
-
-
-@runtime_checkable
-class Listener(Protocol):
-    """A `Progress` that also receives recorded rows, as soon as the host has them."""
-
-    def __call__(self, loop: str, done: int, total: int, /) -> None: ...
-
-    def rows(self, loop: str, iterations: list[int], records: PyTree, /) -> None:
-        """Receive rows of a loop's history, recorded after these `iterations`; leaves are [rows, clients, …]."""
-        ...
 
 
 class Rows(NamedTuple):

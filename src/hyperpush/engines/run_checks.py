@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.engines.result import Recorder
-from hyperpush.programs import Average, Exchange, Node, Repeat, Server, contains
+from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Server, contains
 
 
 def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
@@ -32,11 +32,10 @@ def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
             raise InvalidInput("faults", "links that lose messages", allowed)
 
 
-def check_recording(recorders: Mapping[str, Recorder], every: int, program: Node) -> None:
+def check_recording(recorders: Mapping[str, Recorder], every: int, found: Profile) -> None:
     """Refuse to record a loop that the program lacks."""
     check_integer("every", every, minimum=1)
-    names: set[str] = set()
-    contains(program, lambda node: isinstance(node, Repeat) and bool(names.add(node.name)))
+    names = {loop.name for _, _, loop in found.loops}
     for name in recorders:
         if name not in names:
             raise unknown("record", name, names)

@@ -113,7 +113,7 @@ def evaluate(
 
     def compute(states: PyTree, data: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
         program = recipe.program()
-        _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step), program)
+        _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step))
         options |= {"faults": faults, "batch": clients_per_batch, "recorders": recorders_of(record), "every": every}
         run = Recorded.of(network, SingleDevice(network.clients), data, key, recipe, **options)
         after = run.run(Visit(program, keys.program_key(key)), carry)

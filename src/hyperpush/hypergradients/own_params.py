@@ -38,7 +38,7 @@ class _State(eqx.Module):
     hyper: PyTree
     first: Float[Array, ""]  # size of the hypergradient at the first outer step; 0: unknown
     residual: Float[Array, ""]  # ‖δ_i‖/‖x_i‖
-    reach: Float[Array, ""]  # ‖δ_i‖ over the larger of ‖x_i‖ and the start
+    distance: Float[Array, ""]  # ‖δ_i‖ over the larger of ‖x_i‖ and the start
     short: Bool[Array, ""]  # True if the products did not suffice for δ_i
     flat: Bool[Array, ""]
     changed: PyTree  # v_i − v_i⁺
@@ -116,7 +116,7 @@ class OwnJudge(eqx.Module):
             hyper=state.hyper,
             first=zero if state.size is None else state.size.astype(vector.dtype),
             residual=over(length, size),
-            reach=over(length, jnp.maximum(size, start)),
+            distance=over(length, jnp.maximum(size, start)),
             short=step.lacks > LACKING * length + EXACT * size,
             flat=step.flat,
             changed=changed,
@@ -128,22 +128,22 @@ class OwnJudge(eqx.Module):
     def _message(self, state: _State, ctx: Context) -> tuple[Any, Array]:
         pair = state.changed, state.value
         pair = pair if self.common else tuple(_square(norm(tree)) for tree in pair)
-        numbers = _square(state.residual), _square(state.reach), state.short * 1.0, state.flat * 1.0
+        numbers = _square(state.residual), _square(state.distance), state.short * 1.0, state.flat * 1.0
         return (numbers, pair), jnp.ones(())
 
     def _judge(self, state: _State, means: Any, mass: Any, ctx: Context) -> _State:
-        (residual, reach, short, flat), (changed, value) = means
-        residual, reach = jnp.sqrt(residual), jnp.sqrt(reach)
+        (residual, distance, short, flat), (changed, value) = means
+        residual, distance = jnp.sqrt(residual), jnp.sqrt(distance)
         changed, value = (norm(each) if self.common else jnp.sqrt(each) for each in (changed, value))
         moved = over(changed, jnp.maximum(value, state.first))
         exact, compared = residual <= EXACT, jnp.asarray(self.estimates)
         reason = jnp.select(
-            [flat > 0, exact, reach > UNSOLVED, short > 0, compared & (moved > CHANGED)],
+            [flat > 0, exact, distance > UNSOLVED, short > 0, compared & (moved > CHANGED)],
             [Reason.ILL_POSED, Reason.TOLERANCE, Reason.UNSOLVED, Reason.LIMIT, Reason.UNSOLVED],
             Reason.TOLERANCE,
         )
         unknown = jnp.full_like(residual, -1)
-        moved = jnp.where(compared & ~exact & (reach <= UNSOLVED) & (flat == 0), moved, unknown)
+        moved = jnp.where(compared & ~exact & (distance <= UNSOLVED) & (flat == 0), moved, unknown)
         residual = jnp.where(flat > 0, unknown, residual)
         return replace(state, reason=reason.astype(jnp.int32), residual=residual, moved=moved)
 

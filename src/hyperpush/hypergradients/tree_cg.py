@@ -148,13 +148,19 @@ class TreeCG(SystemSolver):
 
     def program_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         """Return the program with averages along a tree, or exact ones if one machine has all clients."""
+        return self._program(problem, by, judges=True)
 
+    def estimate_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
+        """Return a program that leaves the params unjudged. No loop encloses its loops, so both can be recorded."""
+        return self._program(problem, by, judges=False)
+
+    def _program(self, problem: Problem, by: Literal["tree", "exact"], judges: bool) -> Node:
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
 
         body = self._body(problem, by)
-        stages = self._stages(problem, body, FIRST, by)
-        return Scope(Sequence(self._probing(body), stages), start, _finish)
+        rest = self._stages(problem, body, FIRST, by) if judges else self._stage(problem, body, FIRST)
+        return Scope(Sequence(*self._probing(body), rest), start, _finish)
 
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
         """Return a program that only measures how far params are from solved.
@@ -171,16 +177,16 @@ class TreeCG(SystemSolver):
 
         body = self._body(problem, by)
         stages = self._stages(problem, body, CENTER, by)
-        return Scope(Sequence(self._probing(body), stages) if probed else stages, start, _finish)
+        return Scope(Sequence(*self._probing(body), stages) if probed else stages, start, _finish)
 
-    def _probing(self, body: Node) -> Node:
-        """Return the loop with the probe, which ends with it or with the estimate."""
+    def _probing(self, body: Node) -> tuple[Node, Node]:
+        """Return the loop with the probe, which ends with it or with the estimate, and the step after it."""
 
         def drop_probe(state: TreeState, ctx: Context) -> TreeState:
             return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
 
         probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
-        return Sequence(probing, Local(drop_probe))
+        return probing, Local(drop_probe)
 
     def _body(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         def work(state: TreeState, ctx: Context) -> TreeState:
@@ -191,8 +197,8 @@ class TreeCG(SystemSolver):
 
         return Sequence(Local(work), Average(message, advance, rounds=1, by=by, ends=_how_far))
 
-    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """Return the stages from `first` on: an estimate, then a judgment of its params."""
+    def _stage(self, problem: Problem, body: Node, first: int) -> Node:
+        """Return one stage, which is `first` or follows the stage before."""
 
         def begin(state: TreeState, ctx: Context) -> TreeState:
             return begin_stage(problem, state, ctx, first, self.ignores_flat)
@@ -201,7 +207,11 @@ class TreeCG(SystemSolver):
             return jnp.where(state.ended >= DONE, 0, self.steps)
 
         rest = Repeat(body, self.steps, until=_is_past(DONE), times=remaining, name="TreeCG without probe", common=True)
-        stage, count = Sequence(Local(begin), rest), (JUDGED if first == FIRST else SECOND) - first
+        return Sequence(Local(begin), rest)
+
+    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
+        """Return the stages from `first` on: an estimate, then a judgment of its params."""
+        stage, count = self._stage(problem, body, first), (JUDGED if first == FIRST else SECOND) - first
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
         if not self.common or first != FIRST:
             return stages

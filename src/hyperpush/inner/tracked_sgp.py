@@ -38,7 +38,7 @@ KEPT = 10  # changes that accelerate steps where averages are nearly exact; with
 FORGET = 0.8  # factor per step by which earlier curvatures lose weight: costs are not quadratic
 
 
-class Plan(NamedTuple):
+class PushPlan(NamedTuple):
     """The rounds of a step on a network.
 
     Args:
@@ -132,7 +132,7 @@ class TrackedSGP(InnerSolver):
     rounds: int = eqx.field(static=True, default=5000)
     tolerance: Number | None = eqx.field(converter=as_number, default=None)
     batch_size: int | None = eqx.field(static=True, default=None)
-    plan: Plan | None = eqx.field(static=True, default=None, kw_only=True)
+    plan: PushPlan | None = eqx.field(static=True, default=None, kw_only=True)
 
     def __check_init__(self):
         check_integer("TrackedSGP.rounds", self.rounds, minimum=1)
@@ -153,13 +153,13 @@ class TrackedSGP(InnerSolver):
 
     def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedSGP":
         if engine is not None and engine.lossy is not None:
-            return replace(self, plan=Plan(pushes_on_lossy_links(network), votes=False))
+            return replace(self, plan=PushPlan(pushes_on_lossy_links(network), votes=False))
         mixing = fast_rounds(network, self.rounds)
-        return replace(self, plan=Plan(None if mixing is None else len(mixing), mixing))
+        return replace(self, plan=PushPlan(None if mixing is None else len(mixing), mixing))
 
     @property
-    def _plan(self) -> Plan:
-        return Plan() if self.plan is None else self.plan
+    def _plan(self) -> PushPlan:
+        return PushPlan() if self.plan is None else self.plan
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
         return TrackedMemory.none(ravel_pytree(params)[0])

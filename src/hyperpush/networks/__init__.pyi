@@ -17,8 +17,8 @@ from .mixing import lowest as lowest
 from .mixing import matrix as matrix
 from .star import Star as Star
 from .structure import Graph as Graph
+from .table import LinkTable as LinkTable
 from .table import Listed as Listed
-from .table import Table as Table
 from .table import adjacency as adjacency
 from .torus import Torus as Torus
 from .trace import Trace as Trace

@@ -18,7 +18,7 @@ from hyperpush.networks.complete import all_pairs
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means
 from hyperpush.networks.reach import is_connected, periodic_flood, random_flood
-from hyperpush.networks.table import Table, adjacency
+from hyperpush.networks.table import LinkTable, adjacency
 
 _DRAWS = 100
 
@@ -53,14 +53,14 @@ class KOut(Network):
     k: int = eqx.field(static=True)
     varying: bool = eqx.field(static=True)
     seed: int = eqx.field(static=True)
-    table: Table | None
+    table: LinkTable | None
 
     def __init__(self, clients: int, k: int, varying: bool = True, seed: int = 0):
         self.clients = check_integer("clients", clients, minimum=2)
         self.k = check_integer("k", k, minimum=1, maximum=min(clients - 1, (2**32 - 1) // clients))
         self.varying = check_boolean("varying", varying)
         self.seed = check_integer("seed", seed, minimum=0)
-        self.table = None if varying else Table("k", [_draw_connected(self.clients, self.k, self.seed)])
+        self.table = None if varying else LinkTable("k", [_draw_connected(self.clients, self.k, self.seed)])
 
     def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
         if self.table is not None:

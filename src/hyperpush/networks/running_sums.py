@@ -63,7 +63,7 @@ class Outgoing:
 
 
 @final
-class Incoming:
+class IncomingSums:
     """One client's used totals ρ and last counters, by sender.
 
     Args:
@@ -99,7 +99,7 @@ class Incoming:
         return self.totals.get(sender, np.zeros(self.size))
 
 
-def in_flight(outgoing: Outgoing, target: int, incoming: Incoming, sender: int) -> Vector:
+def in_flight(outgoing: Outgoing, target: int, incoming: IncomingSums, sender: int) -> Vector:
     """Return σ − ρ, the mass on the edge from `sender` (owner of `outgoing`) to `target` (owner of `incoming`)."""
     return outgoing.total(target) - incoming.total(sender)
 

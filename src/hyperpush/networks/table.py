@@ -18,7 +18,7 @@ from hyperpush.networks.weights import doubly_stochastic
 _LARGEST_TABLE = 2**26
 
 
-class Table(eqx.Module):
+class LinkTable(eqx.Module):
     """The links of T steps, as a `Listed` network keeps them.
 
     Args:
@@ -33,7 +33,7 @@ class Table(eqx.Module):
         >>> import numpy as np
         >>> import hyperpush as hp
         >>> there = hp.networks.adjacency(3, np.array([0, 1, 2]), np.array([1, 2, 0]))
-        >>> table = hp.networks.Table("clients", [there])
+        >>> table = hp.networks.LinkTable("clients", [there])
         >>> print(table.gossip is None)  # links in one direction have no gossip weights
         True
     """
@@ -103,7 +103,7 @@ class Listed(Network):
     varying = False
 
     clients: int = eqx.field(static=True)
-    table: Table
+    table: LinkTable
 
     def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
         return self.table.slots(step, senders)
@@ -135,7 +135,7 @@ class FixedGraph(Listed):
     def __init__(self, field: str, graph: nx.Graph | scipy.sparse.csr_array, mixing: str = "metropolis"):
         links = _links_of(graph) if isinstance(graph, nx.Graph) else graph
         self.clients, self.mixing = len(links.indptr) - 1, mixing
-        self.table = Table(field, [links], mixing)
+        self.table = LinkTable(field, [links], mixing)
 
 
 def adjacency(clients: int, senders: np.ndarray, receivers: np.ndarray) -> scipy.sparse.csr_array:

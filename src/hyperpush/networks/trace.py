@@ -9,7 +9,7 @@ from jaxtyping import Bool
 
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput
-from hyperpush.networks.table import Listed, Table, adjacency
+from hyperpush.networks.table import LinkTable, Listed, adjacency
 
 
 class Trace(Listed):
@@ -50,7 +50,7 @@ class Trace(Listed):
             allowed = f"an array bool[T, {clients}, {clients}] or a list of lists of pairs (j, i)"
             raise InvalidInput("steps", given, allowed)
         pairs = [np.argwhere(links) if recorded else _pairs(clients, step, links) for step, links in enumerate(steps)]
-        self.table = Table("steps", [adjacency(clients, *ends.T) for ends in pairs])
+        self.table = LinkTable("steps", [adjacency(clients, *ends.T) for ends in pairs])
         self.directed = self.table.gossip is None
         self.varying = len(pairs) > 1
 

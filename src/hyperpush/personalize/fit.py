@@ -28,7 +28,7 @@ from hyperpush.methods.optimizers import Optimizer
 from hyperpush.methods.registry import construct
 from hyperpush.networks import Network
 from hyperpush.personalize.model import Model, attempt, check_labels
-from hyperpush.personalize.recipe import Losses, Product, Recipe, as_product
+from hyperpush.personalize.recipe import ModelLosses, Product, Recipe, as_product
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores
 from hyperpush.task.task import Task
@@ -286,7 +286,7 @@ def _check_labels(task: Task) -> None:
 
 
 def _parts(task: Task) -> tuple[Product, Model]:
-    assert isinstance(task.inner, Losses)
+    assert isinstance(task.inner, ModelLosses)
     return task.inner.product, task.inner.model
 
 

@@ -250,7 +250,7 @@ class Product(Configured):
         _check_fitted(more)
         params, hypers = self.start(made, check_key(key))
         parts = self, without_start(made)
-        costs = {"inner": WeightedLosses(*parts), "outer": Losses(*parts)}
+        costs = {"inner": WeightedLosses(*parts), "outer": ModelLosses(*parts)}
         penalties = {"penalty": L2(as_number(l2), self.inner_penalty), "outer_penalty": self.outer_penalty}
         return Task(**{**costs, **penalties, "params": params, "hypers": hypers, "train": train, **more})
 
@@ -289,7 +289,7 @@ def losses(log_probs: Float[Array, "b classes"], labels: Int[Array, " b"]) -> Fl
     return -jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
 
 
-class Losses(eqx.Module):
+class ModelLosses(eqx.Module):
     """The cross-entropy of each example under a product's model."""
 
     product: Product
@@ -300,7 +300,7 @@ class Losses(eqx.Module):
         return losses(self.product.log_probs(self.model, params, hyper, inputs), labels)
 
 
-class WeightedLosses(Losses):
+class WeightedLosses(ModelLosses):
     """The cross-entropy of each example times its weight from the recipes: the training loss."""
 
     def __call__(self, params: PyTree, hyper: dict[str, PyTree], batch: PyTree) -> Float[Array, " b"]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import count, full_batch
-from hyperpush.personalize.recipe import Losses, Model, as_product
+from hyperpush.personalize.recipe import Model, ModelLosses, as_product
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 
@@ -24,7 +24,7 @@ class Scores(NamedTuple):
     p10: float  # of the ⌈n/10⌉-th worst client
 
 
-class Accuracy(Losses):
+class Accuracy(ModelLosses):
     """Metric that is 1 where the most probable class is right and 0 elsewhere; its mean is the accuracy."""
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
@@ -54,7 +54,7 @@ def accuracy(task: Task) -> Accuracy:
         >>> hp.personalize.accuracy(task)(jnp.eye(2), {"shared": 0.0}, (jnp.eye(2), jnp.array([0, 0])))
         Array([1., 0.], dtype=float32)
     """
-    if not isinstance(task.inner, Losses):
+    if not isinstance(task.inner, ModelLosses):
         raise InvalidInput("task", "a task with other costs", "a task of a recipe: hp.personalize.PL().task(…)")
     return Accuracy(task.inner.product, task.inner.model)
 

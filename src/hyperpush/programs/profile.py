@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import equinox as eqx
@@ -25,6 +25,7 @@ from hyperpush.programs.nodes import (
     Scope,
     Sequence,
     Server,
+    work,
 )
 from hyperpush.programs.operations import largest, operations
 from hyperpush.programs.recipe import ProgramRecipe, as_recipe
@@ -79,7 +80,45 @@ class Profile:
     result: PyTree  # shapes of the state after the last node
     scopes: tuple[Path, ...]  # paths of the nodes with their own state, outer nodes first
     effort: dict[Path, tuple[int, int]]  # leaves in one pass through a body, and their operations; like `work`
+    leaves: int  # largest number of leaves that one pass through the program executes
     largest: int  # bytes of the largest array that a leaf computes
+
+    # A profile is cached, and asked by every run. What it derives from its nodes is kept.
+
+    @cached_property
+    def by_tree(self) -> tuple[Path, ...]:
+        """Paths of the averages along a tree."""
+        return tuple([sending.path for sending in self.sendings if sending.by_tree])
+
+    @cached_property
+    def width(self) -> dict[Path, int]:
+        """Numbers in the message of each sending node."""
+        return {sending.path: sending.floats for sending in self.sendings}
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[Path, int], ...]:
+        """Body of each sending node, and its rounds that draw links and add messages: a mean along a tree is one."""
+        return tuple([(each.body, 1 if each.by_tree else each.messages(1)) for each in self.sendings])
+
+    @cached_property
+    def bytes(self) -> dict[Path, int]:
+        """Bytes of the message of each sending node."""
+        return {sending.path: sending.bytes for sending in self.sendings}
+
+    @cached_property
+    def heaviest(self) -> int:
+        """Bytes of the largest state, and of the largest array that a leaf computes."""
+        return self.largest + max(bytes_of(state) for state in self.states.values())
+
+    @cached_property
+    def has_host_server(self) -> bool:
+        """True if a server computes in plain Python."""
+        return any(isinstance(sending.node, Server) and sending.node.host for sending in self.sendings)
+
+    @cached_property
+    def has_votes(self) -> bool:
+        """True if clients vote on the end of a loop."""
+        return any(loop.votes for _, _, loop in self.loops)
 
     def passes(self, agreed: Mapping[Path, int] | None = None) -> dict[Path, int]:
         """Return the number of passes through each body. `agreed` has those of agreed loops; None: their limits."""
@@ -98,8 +137,8 @@ class Profile:
     def floats(self, exchanges: Mapping[Path, Any], clients: int) -> Any:
         """Return the numbers sent per client, from the exchanges at each place; along trees, the mean over clients."""
         # Each client sends once in an exchange; along a tree the messages of all clients are counted together.
-        along = {sending.path: sending.floats for sending in self.sendings if sending.by_tree} | {LEARNING: clients}
-        each = {sending.path: sending.floats for sending in self.sendings if not sending.by_tree}
+        along = {path: self.width[path] for path in self.by_tree} | {LEARNING: clients}
+        each = {path: width for path, width in self.width.items() if path not in along}
         shared, rest = np.divmod(_weighted(exchanges, along), clients)
         floats = _weighted(exchanges, each) + shared
         return floats + ((2 * rest > clients) | ((2 * rest == clients) & (floats % 2 == 1)))  # halves to even
@@ -107,14 +146,15 @@ class Profile:
     def total(self, agreed: Mapping[Path, int]) -> Work:
         """Return the gradients and products computed."""
         passes, total = self.passes(agreed), Work()
-        for body, work in self.work.items():
-            total.update({kind: passes[body] * count for kind, count in work.items()})
+        for body, done in self.work.items():
+            total.update({kind: passes[body] * count for kind, count in done.items()})
         return total
 
 
 def _weighted(counts: Mapping[Path, Any], widths: Mapping[Path, int]) -> np.ndarray:
     """Return the sum of the counts at some places times their widths, as 64-bit integers."""
-    return np.asarray(sum(widths[path] * np.asarray(counts[path], np.int64) for path in widths if path in counts), int)
+    sent = [width * np.asarray(counts[path], np.int64) for path, width in widths.items() if path in counts]
+    return np.asarray(sum(sent), int)
 
 
 def profile(program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> Profile:
@@ -142,7 +182,8 @@ def visit_leaves(program: Node | ProgramRecipe, state: PyTree, data: PyTree, cli
 
 def one_client(tree: PyTree) -> PyTree:
     """Return the shapes of one of several stacked clients."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten([jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
 
 
 def all_clients(tree: PyTree, clients: int) -> PyTree:
@@ -189,15 +230,16 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
     recipe, state, data = structure.unflatten(leaves)
     numbers, rest = eqx.partition(recipe, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     tracer = _Tracer(data, clients, visit)
-    results: list[PyTree] = []
+    results: list[tuple[PyTree, int]] = []
 
     def trace(numbers: ProgramRecipe) -> None:
-        results.append(tracer.walk(eqx.combine(numbers, rest).program(), state, (), ()))
+        program = eqx.combine(numbers, rest).program()
+        results.append((tracer.walk(program, state, (), ()), work(program)))
 
     jax.eval_shape(trace, numbers)
-    sendings, loops = tuple(tracer.sendings), tuple(tracer.loops)
+    (result, leaves_run), sendings, loops = results[0], tuple(tracer.sendings), tuple(tracer.loops)
     scopes, most = tuple(tracer.scopes), tracer.largest
-    return Profile(sendings, loops, tracer.work, tracer.states, results[0], scopes, tracer.effort, most)
+    return Profile(sendings, loops, tracer.work, tracer.states, result, scopes, tracer.effort, leaves_run, most)
 
 
 class _Tracer:

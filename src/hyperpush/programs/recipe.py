@@ -8,7 +8,7 @@ each time.
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +18,8 @@ import numpy as np
 
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.programs.nodes import Average, Node, Path, Role, Sequence, children
+
+NUMBERS = (float, np.floating)  # leaves of a recipe that are numbers, and no arrays yet
 
 
 class ProgramRecipe(eqx.Module):
@@ -47,30 +49,33 @@ class ProgramRecipe(eqx.Module):
 
 def with_arrays(tree: Any) -> Any:
     """Return a tree with weakly typed arrays in place of floats; compiled code takes them as arguments."""
-    return jax.tree.map(lambda leaf: jnp.asarray(float(leaf)) if is_number(leaf) else leaf, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten([jnp.asarray(float(leaf)) if isinstance(leaf, NUMBERS) else leaf for leaf in leaves])
 
 
 def with_kinds(tree: Any) -> Any:
     """Return a tree with shapes and types in place of numbers and arrays."""
-
-    def kind(leaf: Any) -> Any:
-        if is_number(leaf):
-            return jax.ShapeDtypeStruct((), jnp.result_type(float), weak_type=True)
-        if eqx.is_array(leaf):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
-        return leaf
-
-    return jax.tree.map(kind, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    number = jax.ShapeDtypeStruct((), jnp.result_type(float), weak_type=True)
+    kinds = [
+        number
+        if isinstance(leaf, NUMBERS)
+        else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+        if eqx.is_array(leaf)
+        else leaf
+        for leaf in leaves
+    ]
+    return structure.unflatten(kinds)
 
 
 def is_number(leaf: Any) -> bool:
     """Return True if a leaf of a recipe is a number that is not an array yet."""
-    return isinstance(leaf, float | np.floating)
+    return isinstance(leaf, NUMBERS)
 
 
 def program_of(method: Any, problem: Any) -> ProgramRecipe:
     """Return the recipe of a method's program for a problem."""
-    functions = list(functions_in(method))
+    functions = functions_in(method)
     return ProgramRecipe(_method_program, (method, problem), what_is_read(functions) if functions else "")
 
 
@@ -82,14 +87,20 @@ def what_is_read(given: Any) -> str:
     return fingerprint(with_kinds(given), quick=True)
 
 
-def functions_in(given: Any) -> Iterator[Callable[..., Any]]:
-    """Yield the functions among the options of a method and of its parts."""
-    if isinstance(given, types.FunctionType | functools.partial):
-        yield given
-    inside = vars(given).values() if isinstance(given, eqx.Module) else ()
-    inside = given.values() if isinstance(given, Mapping) else inside
-    for each in given if isinstance(given, tuple | list) else inside:
-        yield from functions_in(each)
+def functions_in(given: Any) -> list[Callable[..., Any]]:
+    """Return the functions among the options of a method and of its parts."""
+    found, waiting = [], [given]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, types.FunctionType | functools.partial):
+            found.append(each)
+        elif isinstance(each, eqx.Module):
+            waiting += reversed(vars(each).values())
+        elif isinstance(each, Mapping):
+            waiting += reversed(list(each.values()))
+        elif isinstance(each, tuple | list):
+            waiting += reversed(each)
+    return found
 
 
 def as_recipe(program: Node | ProgramRecipe) -> ProgramRecipe:

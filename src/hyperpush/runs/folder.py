@@ -26,8 +26,8 @@ from pathlib import Path
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.files import as_path, write_atomically
+from hyperpush.base.locks import in_use, is_held
 from hyperpush.runs.events import read_events, write_events
-from hyperpush.runs.locks import in_use, is_held
 
 CONFIG, CALL, RESULT, METRICS = "config.toml", "call.json", "result.json", "metrics.jsonl"
 HISTORY, MODELS, LINKS, FIGURES = "history.safetensors", "models", "links", "figures"

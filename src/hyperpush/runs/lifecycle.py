@@ -17,12 +17,12 @@ from typing import final
 from hyperpush.base import processes
 from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
-from hyperpush.engines.run_hooks import RunHook
+from hyperpush.base.locks import alone
+from hyperpush.engines.hooks import Hook
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal
 from hyperpush.runs.checkpoints.store import CheckpointFolder
 from hyperpush.runs.folder import CHECKPOINTS, RunFolder
-from hyperpush.runs.locks import alone
 
 
 def _print_warning(text: str) -> None:
@@ -61,7 +61,7 @@ class Lifecycle:
             write_atomically(self.folder.work / name, text)
 
     @contextmanager
-    def checkpoints(self, hooks: Sequence[RunHook] = ()) -> Iterator[None]:
+    def checkpoints(self, hooks: Sequence[Hook] = ()) -> Iterator[None]:
         """Save and continue the work of compiled engines in the block, which also call these hooks."""
         if self.policy is None:
             yield

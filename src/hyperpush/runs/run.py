@@ -1,55 +1,31 @@
 """One run of a study or a spec; `hyperpush.runs.folder` describes its files."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import PyTree
 from rich.console import Console
-from rich.progress import Progress, TaskID, TextColumn
 
 from hyperpush.base import processes
 from hyperpush.base.errors import HyperpushError
 from hyperpush.base.status import Status, gather_statuses
 from hyperpush.engines.planning import plan
-from hyperpush.engines.run_hooks import ProgressHook
+from hyperpush.runs.bars import Bars, Part
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.events import Kind, append_event, event, read_events, to_json
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.folder import CONFIG, FIGURES, METRICS, MODELS, RunFolder, find_interrupted, reserve
 from hyperpush.runs.lifecycle import Lifecycle
 from hyperpush.runs.models import save_models
-from hyperpush.runs.process import compile_time, resident_megabytes, set_up_jax
+from hyperpush.runs.process import set_up_jax
 from hyperpush.runs.tables import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SECONDS_PER_LINE = 30.0  # time between lines of progress, which replace bars if there is no terminal
 Finished = tuple[dict[str, Any], "StudyRun"]
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A progress bar that the block updates."""
-
-    bars: Progress
-    task: TaskID
-    tell: Callable[[], None]
-
-    def advance(self, steps: float = 1) -> None:
-        """Add to the steps done."""
-        self.bars.advance(self.task, steps)
-        self.tell()
-
-    def update(self, completed: float, note: str = "") -> None:
-        """Set the steps done, and a note beside the bar."""
-        self.bars.update(self.task, completed=completed, note=note)
-        self.tell()
 
 
 class StudyRun:
@@ -61,15 +37,7 @@ class StudyRun:
         self.figures: list[Path] = []
         self.work = work
         self.writes = writes  # True in one of several processes
-        self._bars = Progress(
-            *Progress.get_default_columns(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        self._phase: TaskID | None = None
-        self._last_line = time.monotonic()
+        self.bars = Bars(self.console)
         if writes:
             (work / METRICS).touch()
             # A resumed run records its earlier events again: their lines exist already.
@@ -90,51 +58,9 @@ class StudyRun:
         else:
             append_event(self.work / METRICS, new)
 
-    def phase(self, name: str, done: int, total: int) -> None:
-        """Show the progress of an engine's present loop, the time left, memory and compilation."""
-        compiled = compile_time().seconds
-        note = f"{done:,} of {total:,} rounds, {resident_megabytes():,.0f} MB, compiled {compiled:.0f} s"
-        shown = next((task for task in self._bars.tasks if task.id == self._phase), None)
-        if shown is None:
-            self._phase = self._bars.add_task(name, total=total, note=note)
-            self._bars.start()
-        elif shown.description != name or done < shown.completed:  # another loop, or the same one again
-            self._bars.reset(shown.id, total=total, description=name)
-        assert self._phase is not None
-        self._bars.update(self._phase, completed=done, note=note)
-        self._print_line()
-
-    @contextmanager
-    def progress(self, label: str, total: float) -> Iterator[Bar]:
+    def progress(self, label: str, total: float) -> AbstractContextManager[Part]:
         """Show a progress bar while the block runs; blocks may be nested."""
-        task = self._bars.add_task(label, total=total, note="")
-        self._bars.start()
-        try:
-            yield Bar(self._bars, task, self._print_line)
-        finally:
-            self._bars.refresh()
-            self._bars.remove_task(task)
-            if set(self._bars.task_ids) <= {self._phase}:
-                self.quiet()
-
-    def quiet(self) -> None:
-        """Remove all bars."""
-        for left in self._bars.task_ids:
-            self._bars.remove_task(left)
-        self._bars.stop()
-
-    def _print_line(self) -> None:
-        """Print all bars as a line now and then, if there is no terminal."""
-        if not self._bars.disable or time.monotonic() - self._last_line < SECONDS_PER_LINE:
-            return
-        self._last_line = time.monotonic()
-        parts = []
-        for task in self._bars.tasks:
-            of = f"{task.completed:g} of {task.total:g}"
-            parts.append(f"{task.description} {task.fields['note'] or of}")
-            if task.time_remaining is not None:
-                parts[-1] += f", about {timedelta(seconds=round(task.time_remaining))} left"
-        self.console.print("; ".join(parts), soft_wrap=True, highlight=False, markup=False)
+        return self.bars.part(label, total)
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Show a table on the terminal."""
@@ -242,12 +168,12 @@ def _perform(experiment: Experiment, config: Any, life: Lifecycle, console: Cons
     run = StudyRun(life.folder.path, life.folder.work, console, processes.first_process())
     with set_up_jax(getattr(config, "precision", None)):
         try:
-            with life.checkpoints([ProgressHook(run.phase)]), gather_statuses() as seen:
+            with life.checkpoints([run.bars]), gather_statuses() as seen:
                 result = {"experiment": experiment.name, **experiment.run(config, run)}
             if seen and "status" not in result:
                 result["status"] = run.tell(Status.of_all(seen)).as_json()
         finally:
-            run.quiet()  # remove the bars after success and after errors
+            run.bars.remove()  # remove the bars after success and after errors
     life.keep(to_json(result) + "\n")
     return result, run
 

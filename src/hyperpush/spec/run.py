@@ -1,15 +1,13 @@
 """Running a spec like a study: every owner's model, the history, and the costs."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from hyperpush.influence.scores import Influence
-from hyperpush.runs.run import Bar, StudyRun
+from hyperpush.runs.run import StudyRun
 from hyperpush.spec import objects
 from hyperpush.spec.experiment import SpecConfig
-from hyperpush.verbs.hooks import Hook, cost_note
 from hyperpush.verbs.results import History, Result
 from hyperpush.verbs.saving import save_result, summarize
 
@@ -20,21 +18,8 @@ def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
     """Run the spec, write every owner's model, and report the costs."""
     spec = objects.read(config.tables())
     with run.progress(spec.verb, 1) as bar:
-        result = spec.run(hooks=(_Shown(bar),))
+        result = spec.run(hooks=(bar,))
     return report(result, spec, run)
-
-
-class _Shown(Hook):
-    """Updates the bar of a run: iterations done, and the latest mean cost."""
-
-    def __init__(self, bar: Bar):
-        self.bar, self.cost = bar, ""
-
-    def advance(self, loop: str, done: int, total: int) -> None:
-        self.bar.update(done / max(total, 1), f"{done:,} of {total:,} steps{self.cost}")
-
-    def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
-        self.cost = cost_note(values)
 
 
 def check(config: SpecConfig) -> None:

@@ -1,4 +1,4 @@
-from .fit import Model as Model
+from .fit import LinearModel as LinearModel
 from .fit import fit as fit
 from .read import Tables as Tables
 from .read import read as read

@@ -16,7 +16,7 @@ from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.networks import Exponential, Network
-from hyperpush.tables.heads import Head, probabilities
+from hyperpush.tables.heads import LinearHead, probabilities
 from hyperpush.tables.read import Tables
 from hyperpush.tables.scaling import Scaling
 from hyperpush.tables.schema import Schema
@@ -29,7 +29,7 @@ RATES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  # candidates for the L2 rate
 
 
 @dataclass(frozen=True, repr=False)
-class Model:
+class LinearModel:
     """A linear model of all parties' records, which takes raw rows.
 
     Attributes:
@@ -138,7 +138,7 @@ def fit(
     key: PRNGKeyArray | int = 0,
     l2: float | None = None,
     engine: Engine = Simulate(),
-) -> Model:
+) -> LinearModel:
     """Fit one linear model to all parties' records: logistic, softmax or least squares, with an L2 penalty.
 
     Every record counts alike, and the result is that of the pooled table, though no rows are pooled.
@@ -152,7 +152,7 @@ def fit(
         engine: The engine that hosts the parties.
 
     Returns:
-        A `Model` with `predict`, `predict_proba`, `score`, `status` and `costs`.
+        A `LinearModel` with `predict`, `predict_proba`, `score`, `status` and `costs`.
 
     Raises:
         InvalidInput: An argument is invalid; the message names it.
@@ -179,7 +179,7 @@ def fit(
         trained = train(task, TreeNewton(), network, key=key, engine=engine, runs=[task.hypers])
         params = np.asarray(trained.params)[0, 0]
     costs = before + task.scaling.costs + trained.costs
-    return Model(tables.schema, task.scaling, params, float(l2), trained.status, costs)
+    return LinearModel(tables.schema, task.scaling, params, float(l2), trained.status, costs)
 
 
 def _choose_rate(tables: Tables, network: Network, options: dict[str, Any]) -> tuple[float, Costs]:
@@ -195,7 +195,7 @@ def _choose_rate(tables: Tables, network: Network, options: dict[str, Any]) -> t
 
 def _validation_loss(task: TableTask, params: np.ndarray) -> float:
     """Return the mean loss over all parties' validation records."""
-    head: Head = task.outer.head
+    head: LinearHead = task.outer.head
     examples, counts = task.validation, None
     if hasattr(examples, "counts"):
         examples, counts = examples.examples, np.asarray(examples.counts)

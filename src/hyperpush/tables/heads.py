@@ -13,7 +13,7 @@ from hyperpush.tables.schema import Schema
 from hyperpush.tasks.logistic import softplus
 
 
-class Head(eqx.Module):
+class LinearHead(eqx.Module):
     """A linear model and its loss. The last entry of each row of params is the intercept, which is not penalized.
 
     Two classes have one logistic vector. More have softmax against the last class, whose scores are 0: softmax over
@@ -30,9 +30,9 @@ class Head(eqx.Module):
     width: int = eqx.field(static=True)
 
     @staticmethod
-    def of(schema: Schema, width: int) -> "Head":
+    def of(schema: Schema, width: int) -> "LinearHead":
         """Return the head for this kind of label."""
-        return Head("softmax" if schema.kind == "classes" else "regression", len(schema.classes), width)
+        return LinearHead("softmax" if schema.kind == "classes" else "regression", len(schema.classes), width)
 
     @property
     def rows(self) -> int:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.base.checks import check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.networks import Network
-from hyperpush.tables.heads import Head
+from hyperpush.tables.heads import LinearHead
 from hyperpush.tables.scaling import Scaling, share_scaling
 from hyperpush.tables.split import deal
 from hyperpush.task.task import Task
@@ -38,7 +38,7 @@ class TableTask(Task):
 class RecordLoss(eqx.Module):
     """The head's loss of each record, times the weight of the record."""
 
-    head: Head
+    head: LinearHead
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: Any) -> Float[Array, " m"]:
         inputs, labels, weight = batch
@@ -48,7 +48,7 @@ class RecordLoss(eqx.Module):
 class Rate(eqx.Module):
     """The head's penalty at the L2 rate exp(hyper)."""
 
-    head: Head
+    head: LinearHead
 
     def __call__(self, params: PyTree, hyper: Float[Array, ""]) -> Float[Array, ""]:
         return self.head.penalty(params, jnp.exp(hyper))
@@ -95,7 +95,7 @@ def make_task(
     scaling = share_scaling(inputs, labels, network, key, engine)
     if not scaling.kept.any():
         raise InvalidInput("tables", "only constant columns", "at least one column that varies")
-    made = Head.of(tables.schema, int(scaling.kept.sum()))
+    made = LinearHead.of(tables.schema, int(scaling.kept.sum()))
     given: dict[str, Any] = {
         "inner": RecordLoss(made),
         "outer": RecordLoss(made),

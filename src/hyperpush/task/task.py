@@ -478,7 +478,8 @@ _COMPUTED = ("_data", "_all_params", "_all_hypers", "uses_hypers")
 
 def _fresh(tree: Any) -> Any:
     """Return the same arrays in new containers, so that writing to a dict or list does not change the task."""
-    return jax.tree.map(lambda leaf: leaf, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten(leaves)
 
 
 def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:

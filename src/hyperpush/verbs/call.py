@@ -28,7 +28,7 @@ from hyperpush.verbs.budget import Budget, budget_of
 from hyperpush.verbs.certify import Certifier, estimate_recipe
 from hyperpush.verbs.checks import CONCRETE, branch_refused, check_key
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.hooks import listen
+from hyperpush.verbs.hooks import Told, as_hooks
 from hyperpush.verbs.recording import finite_history
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
@@ -103,12 +103,12 @@ class Call:
         recipe: ProgramRecipe | None = None,
     ) -> RunResult:
         """Run the method, or a recipe made from it, from these states; hooks see the recorded rows."""
-        listener, adapted = listen(self.hooks), self.adapted
+        hooks, told, adapted = as_hooks(self.hooks), Told(), self.adapted
         if recipe is None and isinstance(self.method, HypergradientEstimator):
             recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
         recipe = self.recipe if recipe is None else recipe
         recorders = recorders_of(record)
-        options = {"step": step, "record": recorders, "every": every, "progress": listener}
+        options = {"step": step, "record": recorders, "every": every, "hooks": (*hooks, told) if hooks else ()}
         try:
             run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
         except Diverged as error:
@@ -119,8 +119,7 @@ class Call:
             raise named from error.__cause__
         except CONCRETE as error:
             raise branch_refused(type(adapted).__name__) from error
-        if listener is not None:
-            listener.finish(run.history, recorders, every)
+        told.tell_others(hooks, run, recorders, every)
         return run
 
     def _advice(self) -> str | None:

@@ -15,12 +15,12 @@ from jaxtyping import PyTree
 
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.files import as_path
+from hyperpush.base.locks import in_use, is_held
 from hyperpush.base.status import Status
 from hyperpush.methods import registry
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import CALL, CONFIG, FIGURES, HISTORY, LINKS, METRICS, MODELS, RESULT, RunFolder
-from hyperpush.runs.locks import in_use, is_held
 from hyperpush.runs.models import leaf_name, load_arrays, load_models
 from hyperpush.task.task import LastPoint, Task
 from hyperpush.verbs import panels

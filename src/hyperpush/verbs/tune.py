@@ -194,9 +194,10 @@ def tune(
     place = next(number for number, row in enumerate(rows) if row is best)
     chosen, (_, status, kept) = settings[place][1], found[place]
     if kept is not None:
-        points, row = kept  # an index on the host compiles nothing
+        points, row, adapted = kept
+        # An index on the host compiles nothing.
         params, hypers = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[row, 0]), points)
-        adapted, after = chosen.bind(network, engine, task), task.at(params=params, hypers=hypers)
+        after = task.at(params=params, hypers=hypers)
         judged = _judge(Certifier(after, chosen, adapted, network, engine, keys[0]), status)
         rows = (*rows[:place], best._replace(status=judged), *rows[place + 1 :])
     return Tuning(chosen, rows, on, mode)
@@ -245,8 +246,8 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 
 def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
-) -> list[tuple[Float[np.ndarray, " seeds"], Status, tuple[_Points, int] | None]]:
-    """Return every method's score for every key, its status, and the points of its group with its row there.
+) -> list[tuple[Float[np.ndarray, " seeds"], Status, tuple[_Points, int, Method] | None]]:
+    """Return every method's score for every key, its status, and its group's points, its row there and its bound form.
 
     Methods of equal structure form a group and share a program. Where its params would be `LARGE`, none are kept.
     """
@@ -269,7 +270,7 @@ def _scores(
         scores, reports, points = call(_run_group, group, level=level)
         for row, place in enumerate(places):
             report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
-            point = None if points is None else (points, row)
+            point = None if points is None else (points, row, bound[place])
             found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status(), point
     return [found[place] for place in range(len(methods))]
 

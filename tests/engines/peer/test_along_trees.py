@@ -27,7 +27,7 @@ def killed_at(iteration):
         if done == iteration:
             raise KeyboardInterrupt
 
-    return progress
+    return [hp.hooks.Progress(progress)]
 
 
 @pytest.mark.parametrize("network", [hp.networks.DirectedRing(4), hp.networks.RandomDirected(4)], ids=lambda n: n.name)
@@ -40,7 +40,7 @@ def test_parties_get_what_the_simulator_gets_though_one_is_killed(network, addre
         given = (AVERAGES, network, START[client], jnp.zeros(1), KEY)
         if client == 2:
             with pytest.raises(KeyboardInterrupt):
-                engine.run(*given, progress=killed_at(2))
+                engine.run(*given, hooks=killed_at(2))
         return engine.run(*given)
 
     found = together(4, party)
@@ -55,7 +55,7 @@ def test_who_is_gone_is_named(addresses):
         engine = hp.Peers(NAMES[client], addresses, tls=False, session="gone", patience=2.0)
         given = (AVERAGES, hp.networks.DirectedRing(4), START[client], jnp.zeros(1), KEY)
         with pytest.raises((hp.HyperpushError, KeyboardInterrupt)) as failed:
-            engine.run(*given, progress=killed_at(1) if client == 2 else None)
+            engine.run(*given, hooks=killed_at(1) if client == 2 else ())
         return str(failed.value)
 
     assert "from cleo (absent)" in together(4, party)[3]  # whose child it is

@@ -5,7 +5,7 @@ import resource
 import numpy as np
 import pytest
 
-from hyperpush.base.errors import InvalidInput
+from hyperpush.base.errors import InUse, InvalidInput
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peer.origin import Origin, read_secret
 
@@ -69,6 +69,19 @@ def test_the_first_one_cut_off_is_none_and_both_broken_are_refused(tmp_path):
         each.write_bytes(b"rubbish")
     with pytest.raises(InvalidInput, match=r"checkpoint: got .*can be read"):
         found(path)
+
+
+def test_two_processes_do_not_share_one(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    store = Checkpoint(path, DIGEST)
+    store.prepare()
+    with pytest.raises(InUse, match=r"checkpoint: another process works in .*checkpoint\.safetensors"):
+        Checkpoint(path, DIGEST).prepare()
+    store.close()
+    again = Checkpoint(path, DIGEST)
+    again.prepare()
+    again.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_written_when_no_file_can_be_opened(tmp_path):

@@ -11,7 +11,7 @@ from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.transport import MemoryTransport, Transport
 from hyperpush.engines.transport.wire import Header, Rejected, Template, decode, encode
-from hyperpush.networks.running_sums import Incoming, Outgoing
+from hyperpush.networks.running_sums import IncomingSums, Outgoing
 
 KEY = jax.random.key(3)
 FAULTS = Faults(loss=0.3, duplicate=0.1, delay=3)
@@ -163,7 +163,7 @@ def test_push_sum_by_running_sums_over_threads():
         hub.inject(step % clients, step, (step + 1) % clients, b"rubbish" * (step % 40))
 
     def peer(client, transport: Transport):
-        outgoing, incoming, rejections = Outgoing(4), Incoming(4), Counter()
+        outgoing, incoming, rejections = Outgoing(4), IncomingSums(4), Counter()
         mass = np.append(values[client], 1.0)
         for step in range(steps):
             mass = mass / 3

@@ -10,7 +10,7 @@ import pytest
 import hyperpush as hp
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.run_hooks import ProgressHook
+from hyperpush.engines.hooks import Hook, Progress
 from hyperpush.engines.shard import Shard
 from hyperpush.engines.simulate import Simulate
 from hyperpush.programs import Exchange, Local, Repeat, Scope, Sequence, Server
@@ -74,7 +74,7 @@ def cut_off(folder, computed, saves, warnings, policy=None):
     store = CheckpointFolder(folder, warnings.append)
     journal = Journal(store, policy or Policy(minutes=None, rounds=4))
     shown = []
-    progress = ProgressHook(lambda name, done, total: shown.append(name))
+    progress = Progress(lambda name, done, total: shown.append(name))
     write, written = store.save, []
 
     def save(*arguments):
@@ -134,7 +134,7 @@ def test_data_whose_values_have_changed_are_noticed(tmp_path):
     tree = Repeat(Local(lambda s, ctx: {**s, "x": 0.5 * s["x"] + ctx.data}), 30, name="loop")
 
     def computed(data):
-        return Simulate().run(tree, NETWORK, states(), data, KEY, progress=lambda *_: None)
+        return Simulate().run(tree, NETWORK, states(), data, KEY, hooks=[Hook()])
 
     with pytest.raises(Cut):
         cut_off(tmp_path, lambda: computed(DATA), 1, [])

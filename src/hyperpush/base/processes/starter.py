@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
+from hyperpush.base.signals import stop_signals
 
 PATIENCE = 10.0  # seconds for the others to end by themselves after one has failed
 PARENT = "HYPERPUSH_PARENT"  # environment variable with the id of the process that started this one
@@ -45,7 +46,7 @@ def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.c
                 children.append(subprocess.Popen([*command, "--process", str(index)], **options))
                 _pin(children[-1].pid, index, processes)
             if threading.current_thread() is threading.main_thread():
-                before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+                before = {number: signal.signal(number, forward) for number in stop_signals()}
             return _watch(children, said)
         finally:
             for number, handler in before.items():
@@ -78,7 +79,7 @@ def _watch(children: Sequence[Child], said: IO[str]) -> int:
     if failed is None:
         return 0
     first, code = children[0].returncode, children[failed].returncode
-    if first in (2, 128 + signal.SIGINT, 128 + signal.SIGTERM) and code > 0:
+    if first is not None and first > 1 and code > 0:  # neither done nor a bug
         return first  # it has printed the reason
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     said.seek(0)

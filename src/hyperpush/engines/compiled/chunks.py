@@ -19,8 +19,8 @@ from hyperpush.engines.compiled import compile
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit, with_states
 from hyperpush.engines.compiled.placement import AXIS
 from hyperpush.engines.compiled.whole import WholeResult, all_finite
+from hyperpush.engines.hooks import Hook
 from hyperpush.engines.result import Recorder, RecordFunction
-from hyperpush.engines.run_hooks import RunHook
 from hyperpush.programs import Path, Repeat, Role, at, leaf_of
 
 FIRST_CHUNK = 16
@@ -184,14 +184,14 @@ class ChunkSchedule:
         """Return the recording of a chunk; None without a recorder."""
         return self.recorder and Recording(self.recorder, self.every, self.rows + self.recorder.entry)
 
-    def end_of_chunk(self, done: int, hooks: Iterable[RunHook]) -> int:
+    def end_of_chunk(self, done: int, hooks: Iterable[Hook]) -> int:
         """Return the iteration before which the next chunk stops."""
         most, every = self.node.at_most, self.every
         stop = min(done + self.length, most)
         if self.node.times is not None:
             return stop
         for hook in hooks:
-            stop = hook.room(done, stop)
+            stop = hook.end_chunk(done, stop)
         if self.recorder is None:
             return stop
         # The next chunk starts at a multiple of `every`, and the records of this one fit into its rows.

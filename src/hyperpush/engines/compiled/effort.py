@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from hyperpush.engines.compiled.compile import Level
 from hyperpush.networks import Network
-from hyperpush.programs import Path, Profile, Sending, bytes_of, one_client
+from hyperpush.programs import Path, Profile, bytes_of, one_client
 from hyperpush.programs.operations import DRAWN, OPEN_ENDED, operations
 
 STARTED = 100_000  # operations in the time to start one leaf or one exchange, about 0.5 µs
@@ -29,7 +29,7 @@ def clients_at_a_time(found: Profile, data: PyTree) -> int | None:
 
     Large is more than `HEAVY`, and more than the client's data, which each turn copies.
     """
-    heavy = found.largest + max(bytes_of(state) for state in found.states.values())
+    heavy = found.heaviest
     return 1 if heavy > max(HEAVY, bytes_of(one_client(data))) else None
 
 
@@ -53,7 +53,10 @@ def effort(found: Profile, network: Network) -> int:
         passes[body] = passes[around] * (min(loop.at_most, OPEN_ENDED) if loop.agreed else loop.at_most)
     leaves = [passes[body] * (STARTED * count + network.clients * done) for body, (count, done) in found.effort.items()]
     links, drawn = links_of(network), DRAWN if network.varying else 0
-    rounds = [passes[each.body] * _rounds(each) * (STARTED + links * (each.floats + drawn)) for each in found.sendings]
+    rounds = [
+        passes[body] * count * (STARTED + links * (width + drawn))
+        for (body, count), width in zip(found.rounds, found.width.values(), strict=True)
+    ]
     return sum(leaves) + sum(rounds)
 
 
@@ -70,8 +73,3 @@ def _links_of(structure: Any, kinds: tuple[Any, ...]) -> int:
     network = structure.unflatten(arrays)
     one = jax.eval_shape(lambda net: net.links(jax.random.key(0), 0, jnp.arange(1), "ones"), network)
     return network.clients * one.alive.size
-
-
-def _rounds(sending: Sending) -> int:
-    """Return the number of rounds that draw links and add messages; an average along a tree is one mean here."""
-    return 1 if sending.by_tree else sending.messages(1)

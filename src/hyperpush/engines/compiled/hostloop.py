@@ -30,9 +30,9 @@ from hyperpush.engines.compiled.effort import WHOLE
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restart_below, with_states
 from hyperpush.engines.compiled.snapshots import RecordedRows, Structure, restore, take
 from hyperpush.engines.compiled.whole import outer_loops, rows_of, run_whole
+from hyperpush.engines.hooks import Cursor, Divergence, Replay, Snapshot, Trail, tell_rows
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction, Rows
 from hyperpush.engines.run_checks import check_recording
-from hyperpush.engines.run_hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.networks.trees import LONGEST
 from hyperpush.programs import (
     Node,
@@ -64,12 +64,11 @@ HEAVY = 10**10
 class HostLoop:
     """One run of a program by the host."""
 
-    def __init__(self, context: Interpreter, request: Request, profile: Profile, program: Node, effort: int):
-        self.context, self.profile, self.program, self.effort = context, profile, program, effort
-        self.recorders, self.every, self.watched = request.recorders, request.every, request.progress is not None
-        check_recording(self.recorders, self.every, self.program)
-        own = () if request.progress is None else (ProgressHook(request.progress),)
-        self.hooks = (*own, *ambient().hooks, Divergence())
+    def __init__(self, context: Interpreter, request: Request, profile: Profile, effort: int):
+        self.context, self.profile, self.effort, self.recipe = context, profile, effort, request.recipe
+        self.recorders, self.every, self.watched = request.recorders, request.every, bool(request.hooks)
+        check_recording(self.recorders, self.every, profile)
+        self.hooks = (*request.hooks, *ambient().hooks, Divergence())
         self.history = RecordedRows(
             profile, {name: [] for name in self.recorders}, {name: [] for name in self.recorders}
         )
@@ -95,7 +94,7 @@ class HostLoop:
         carry = strong(carry)
         self.structure = Structure(self.context, self.profile, carry, self.recorders)
         self.key, self.step, after = key, carry.clock.now(), None
-        found = [snapshot for hook in self.hooks if (snapshot := hook.start(self)) is not None]
+        found = [snapshot for hook in self.hooks if (snapshot := hook.resume_from(self)) is not None]
         if found:
             self.target, self.saved = found[0].trail, restore(self.structure, found[0], self.history)
             self.extra, self.step = Work(found[0].extra), self.saved[0].clock.now()
@@ -103,23 +102,24 @@ class HostLoop:
         elif self.is_short():
             after = self.compile_whole(carry, key)
         if after is None:  # long, resumed, or diverged; the walk finds the place of a divergence
-            after = self.walk(Visit(self.program, key), carry)
+            after = self.walk(Visit(self.recipe.program(), key), carry)
         for hook in self.hooks:
-            hook.finish(self, self.snapshot((), after))
+            hook.keep_result(self, self.snapshot((), after))
         return after
 
     def is_short(self) -> bool:
         """Return True if one call can run the whole program: it ends soon, and it needs no observation on the way."""
-        if self.watched or contains(self.program, is_host_server):
+        if self.watched or self.profile.has_host_server:
             return False
-        if not self.recorders and work(self.program) <= SHORT and self.weight(self.program, ()) <= HEAVY:
+        leaves = self.profile.leaves
+        if not self.recorders and leaves <= SHORT and self.weight(leaves, ()) <= HEAVY:
             return True
         # On lossy links a single program rounds worse: the error of TrackedHGP was ten times that of separate chunks.
         if ambient().hooks or self.effort > WHOLE or self.context.faults is not None:
             return False
         if bytes_of(self.structure.start.states) >= chunks.LARGE:
             return False
-        recorded = outer_loops(self.program, self.recorders)
+        recorded = outer_loops(self.profile, self.recorders)
         return recorded is not None and all(
             rows_of(loop, self.recorders[name], self.every) <= RECORDS_PER_CHUNK for name, loop in recorded.items()
         )
@@ -138,10 +138,10 @@ class HostLoop:
             self.note(name, records, clocks, iterations)
         return after
 
-    def weight(self, node: Node, path: Path) -> int:
+    def weight(self, leaves: int, path: Path) -> int:
         """Return the work of one pass through a node at a path: leaves times the numbers of all clients' states."""
         numbers = sum([leaf.size for leaf in jax.tree.leaves(self.profile.states[path])])
-        return work(node) * numbers * self.context.network.clients
+        return leaves * numbers * self.context.network.clients
 
     # ------------------------------------------------------------------------- the walk
 
@@ -208,7 +208,7 @@ class HostLoop:
                 given = "around a recorded loop or a server in plain Python"
                 raise InvalidInput(f"{node.name}: until or times", given, "a fixed number")
             return True
-        long = work(node.body) > LEAVES_PER_CHUNK or self.weight(node.body, path) > HEAVY
+        long = work(node.body) > LEAVES_PER_CHUNK or self.weight(work(node.body), path) > HEAVY
         return not node.agreed and has_loop(node.body) and long
 
     def iterate(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
@@ -229,7 +229,7 @@ class HostLoop:
     def run_chunks(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
         """Run a loop in compiled chunks; `fresh` is False for a resumed loop."""
         node, recorder = visit.node, self.recorders.get(visit.node.name)
-        schedule = ChunkSchedule.of(node, self.weight(node.body, visit.path), self.every, recorder)
+        schedule = ChunkSchedule.of(node, self.weight(work(node.body), visit.path), self.every, recorder)
         entry, ended = recorder is not None and recorder.entry and fresh, False
         while (done < node.at_most or entry) and not ended:
             stop = schedule.end_of_chunk(done, self.hooks)
@@ -270,7 +270,7 @@ class HostLoop:
         replay = Replay(lambda i: bool(run(i).finite), walk)
         cursor = Cursor((*self.trail, (visit.path, stop)), visit.node.name, stop, visit.node.at_most, stop - start, 0)
         for hook in self.hooks:
-            hook.diverged(cursor, replay if donated is None else None)
+            hook.find_divergence(cursor, replay if donated is None else None)
         return result
 
     def split(self, carry: Carry) -> tuple[Carry, PyTree]:
@@ -312,8 +312,7 @@ class HostLoop:
     def note(self, name: str, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
         """Add rows to the history of a loop, and pass them to the hooks."""
         self.history.add(name, records, clocks)
-        for hook in self.hooks:
-            hook.rows(name, iterations, records)
+        tell_rows(self.hooks, name, iterations, records)
 
     def boundary(self, visit: Visit, done: int, iterations: int, carry: Carry) -> None:
         """Call the hooks between two chunks with the progress of the run; they may end it."""
@@ -322,7 +321,7 @@ class HostLoop:
         cursor = Cursor(trail, visit.node.name, done, visit.node.at_most, iterations, rounds)
         snapshot = self.snapshot(trail, carry)
         for hook in self.hooks:
-            hook.boundary(cursor, snapshot)
+            hook.between_chunks(cursor, snapshot)
 
     def snapshot(self, trail: Trail, carry: Carry) -> Callable[[], Snapshot | None]:
         """Return a function that takes a snapshot of this moment, now or later."""

@@ -25,7 +25,7 @@ from hyperpush.engines.run_checks import check_clients, check_repairable
 from hyperpush.engines.totals import Totals
 from hyperpush.networks import Network
 from hyperpush.networks.trees import WaitingTree, tree_of
-from hyperpush.programs import Node, Profile, bytes_of, one_client, profile
+from hyperpush.programs import Profile, bytes_of, one_client, profile
 from hyperpush.programs.profile import LEARNING
 
 
@@ -42,21 +42,20 @@ class CompiledEngine(Engine):
     def execute(self, request: Request) -> RunResult:
         """Run a request, see `Engine.run`."""
         network, key, mesh = request.network, request.key, self.devices_of_run()
-        program = request.recipe.program()
-        found, carry, options = prepare(request, program)
+        found, carry, options = prepare(request)
         size = effort(found, network)
         batch = self.clients_per_batch or clients_at_a_time(found, request.data)
         options |= {"faults": request.faults, "batch": batch, "mesh": mesh}
         options["level"] = "full" if self.compile_fully else level_of(size)
         placement, numbers = placement_on(network, mesh, request.states), request.recipe.traceable()
         context = Interpreter.of(network, placement, request.data, key, numbers, **options)
-        loop = HostLoop(context, request, found, program, size)
+        loop = HostLoop(context, request, found, size)
         states, sent = context.place((carry.states, carry.sent))
         start = Carry(states, context.replicate(carry.clock), carry.totals, sent)
         return conclude(loop, loop.run(start, context.replicate(keys.program_key(key))), request.step)
 
 
-def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, Any]]:
+def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
     """Return the profile of a program, its initial carry, and options of its context.
 
     The options are the rounds of an `agreement`, and the `tree` for averages along a tree, with their `tree_places`.
@@ -64,20 +63,21 @@ def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, 
     recipe, network, states, data, _, faults, *_ = request
     check_clients("states", states, network.clients)
     check_clients("data", data, network.clients)
-    check_repairable(program, faults is not None, trees=True)
+    if faults is not None:
+        check_repairable(recipe.program(), True, trees=True)
     found = profile(recipe, one_client(states), one_client(data), network.clients)
     totals = {}
     if faults is not None:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: Totals.start(s.message, network.clients, faults.delay) for s in conserved}
-    by_tree = tuple(sending.path for sending in found.sendings if sending.by_tree)
+    by_tree = found.by_tree
     with jax.ensure_compile_time_eval():  # planned on the host, also while a pure evaluation is traced
         tree = tree_of(network, faults is not None) if by_tree else None
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
-    places = (*(sending.path for sending in found.sendings), *learning)
+    places = (*found.width, *learning)
     clock = Clock.start([body for body, _, loop in found.loops if loop.agreed], places, request.step)
     sent = {path: Tally.start(network.clients) for path in places}
-    agreement = network.flood_rounds() if any(loop.votes for _, _, loop in found.loops) else 1
+    agreement = network.flood_rounds() if found.has_votes else 1
     options = {"agreement": agreement, "tree": tree, "tree_places": by_tree}
     return found, Carry(states, clock, totals, sent), options
 
@@ -100,15 +100,14 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     context, found = loop.context, loop.profile
     n, clock = context.network.clients, carry.clock
     agreed = {body: int(times.numbers()) for body, times in clock.passes.items()}
-    width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
-    width[LEARNING] = n * jnp.zeros(()).dtype.itemsize
+    width, sent = found.bytes | {LEARNING: n * jnp.zeros(()).dtype.itemsize}, np.zeros(n, np.int64)
     for path, count in processes.gather(carry.sent).items():
         sent += width[path] * count.numbers()[:n]
+    states, structure = jax.tree.flatten(processes.gather(carry.states))
+    whole = [leaf if leaf.shape[0] == n else processes.whole("clients", leaf)[:n] for leaf in states]
     exchanges = {path: count.numbers() for path, count in clock.exchanges.items()}
     return RunResult(
-        states=jax.tree.map(
-            lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gather(carry.states)
-        ),
+        states=structure.unflatten(whole),
         step=clock.now(),
         rounds=clock.now() - step,
         floats=int(found.floats(exchanges, n)),

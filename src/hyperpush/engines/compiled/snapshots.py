@@ -15,8 +15,8 @@ from hyperpush.base.errors import HyperpushError
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.tally import Tally, from_words
+from hyperpush.engines.hooks import Snapshot, Trail
 from hyperpush.engines.result import Recorder, RowClock, record_shapes
-from hyperpush.engines.run_hooks import Snapshot, Trail
 from hyperpush.programs import Profile, State, one_client
 
 

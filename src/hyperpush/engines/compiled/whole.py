@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit
 from hyperpush.engines.result import Recorder
-from hyperpush.programs import Node, Repeat, children
+from hyperpush.programs import Profile, Repeat
 
 
-class Rows(NamedTuple):
+class LoopRows(NamedTuple):
     """Recorded rows of one loop, in buffers that may be larger."""
 
     records: PyTree
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 
 class WholeResult(NamedTuple):
-    """Result of a whole program. The parts of `Rows` are dicts by name of a loop."""
+    """Result of a whole program. The parts of `LoopRows` are dicts by name of a loop."""
 
     carry: Carry
     finite: Bool[Array, ""]
@@ -37,7 +37,7 @@ class Recorded(Interpreter):
 
     recorders: dict[str, Recorder] = eqx.field(default_factory=dict)
     every: int = eqx.field(static=True, default=1)
-    rows: dict[str, Rows] = eqx.field(default_factory=dict)  # filled during the trace
+    rows: dict[str, LoopRows] = eqx.field(default_factory=dict)  # filled during the trace
 
     def run(self, visit: Visit, carry: Carry) -> Carry:
         node, inside = visit.node, replace(self, recorders={})
@@ -48,7 +48,7 @@ class Recorded(Interpreter):
         recorder = self.recorders[node.name]
         recording = Recording(recorder, self.every, rows_of(node, recorder, self.every))
         carry, (records, clocks), reached, _ = inside.loop(visit, carry, 0, node.at_most, recording)
-        self.rows[node.name] = Rows(records, clocks, reached)
+        self.rows[node.name] = LoopRows(records, clocks, reached)
         return carry
 
 
@@ -60,7 +60,7 @@ def run_whole(
     recorded = Recorded(**known, recorders=recorders, every=every)
     after = recorded.run(Visit(context.recipe.program(), key), carry)
     records, clocks, reached = (
-        {name: getattr(rows, part) for name, rows in recorded.rows.items()} for part in Rows._fields
+        {name: getattr(rows, part) for name, rows in recorded.rows.items()} for part in LoopRows._fields
     )
     return WholeResult(after, all_finite(context, after), records, clocks, reached)
 
@@ -78,15 +78,12 @@ def rows_of(node: Repeat, recorder: Recorder, every: int) -> int:
     return recorder.count(node.at_most, every)
 
 
-def outer_loops(node: Node, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:
+def outer_loops(profile: Profile, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:
     """Return the loops of these names; None unless each name occurs once and outside of other loops."""
     found: dict[str, Repeat] = {}
-    waiting = [(node, False)]
-    while waiting:
-        each, inside = waiting.pop()
-        if isinstance(each, Repeat) and each.name in names:
-            if inside or each.name in found:
+    for _, around, loop in profile.loops:
+        if loop.name in names:
+            if around or loop.name in found:
                 return None
-            found[each.name] = each
-        waiting += [(child, inside or isinstance(each, Repeat)) for child in children(each)]
+            found[loop.name] = loop
     return found

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.transport import wire
-from hyperpush.networks.running_sums import Incoming, Outgoing
+from hyperpush.networks.running_sums import IncomingSums, Outgoing
 from hyperpush.programs import Exchange, Node, Path, Profile, Scope, at
 
 ROUNDING = 1e-9  # relative tolerance for masses in float64 that are summed over a run
@@ -67,7 +67,7 @@ class Channel:
         self.bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(example))
         length = self.floats + 1  # length of a total: the numbers of a message, and their mass
         self.template = wire.Template(np.zeros(length) if tolerant else example, infinite)
-        self.outgoing, self.incoming = Outgoing(length), Incoming(length)
+        self.outgoing, self.incoming = Outgoing(length), IncomingSums(length)
         self.pending = np.zeros(length)  # received since the last exchange here
         self.mass = 1.0  # mass held here; the sum over all parties and links is their number
         self.seen: dict[int, int] = {}  # newest counter that each target has confirmed as received

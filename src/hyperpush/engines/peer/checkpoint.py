@@ -1,13 +1,18 @@
 """A peer's checkpoint, from which it continues after it was killed: two files, written in turn.
 
-Both are opened before the run starts, so writing a checkpoint needs no new file descriptor. A crash during a write
-leaves the other file intact. Each is a safetensors file whose header holds the facts as JSON, an increasing number and
-a checksum. The newest intact file counts.
+Both are opened and locked before the run starts, so writing a checkpoint needs no new file descriptor. A crash during a
+write leaves the other file intact. Each is a safetensors file whose header holds the facts as JSON, an increasing
+number and a checksum. The newest intact file counts.
+
+`hyperpush.runs.checkpoints` differs where it matters: several processes write the rows of their clients into new files,
+which get their final names when they are complete, and many are kept. That takes free descriptors for every checkpoint,
+and a BLAKE2b digest of whole files, where a peer saves after every exchange.
 """
 
 import json
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
@@ -16,11 +21,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
-from hyperpush.base.files import sync
+from hyperpush.base.files import sync, unwritten
+from hyperpush.base.locks import alone
 from hyperpush.engines.peer.origin import Origin, new_start
 from hyperpush.engines.transport.wire import checksum
 
-VERSION = "7"
+VERSION = "1"
 _ARRAY = "__array__"  # JSON key whose value is the number of the array in its place
 
 
@@ -52,6 +58,16 @@ def in_turn(path: Path) -> tuple[Path, Path]:
     return path, path.with_name(f"{path.stem}-2{path.suffix}")
 
 
+def lock_of(path: Path) -> Path:
+    """Return the lock of the checkpoint at a path."""
+    return path.with_name(f".{path.name}.lock")
+
+
+def all_files(path: Path) -> tuple[Path, ...]:
+    """Return all files of the checkpoint at a path."""
+    return (*in_turn(path), lock_of(path))
+
+
 @final
 class Checkpoint:
     """A `PeerStore` in two files, `path` and a second one beside it.
@@ -70,6 +86,7 @@ class Checkpoint:
         self._number = 0  # number of the newest checkpoint
         self._newest = 1  # index of its file
         self._open: list[int] = []  # descriptors of both files
+        self._held = ExitStack()  # the lock
 
     @staticmethod
     def exists(path: Path) -> bool:
@@ -77,9 +94,10 @@ class Checkpoint:
         return any(each.exists() and each.stat().st_size for each in Checkpoint(path, b"").paths)
 
     def prepare(self) -> None:
-        """Open both files, so that saving needs no more descriptors."""
+        """Lock and open both files, so that saving needs no more descriptors."""
         if self._open:
             return
+        self._held.enter_context(alone(lock_of(self.paths[0]), "checkpoint", self.paths[0]))
         try:
             for path in self.paths:
                 self._open.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -103,8 +121,7 @@ class Checkpoint:
         self._newest, self._number = place, self._number + 1
 
     def _unwritten(self, error: OSError) -> HyperpushError:
-        said = f"the checkpoint {self.paths[0]} cannot be written ({error.strerror})"
-        return HyperpushError(f"{said}; the previous one is kept" if self._number else said)
+        return unwritten(f"the checkpoint {self.paths[0]}", error, self._number > 0)
 
     def load(self) -> dict[str, Any] | None:
         """See `PeerStore.load`."""
@@ -140,14 +157,15 @@ class Checkpoint:
             self.origin.check(json.loads(header["origin"] or "{}"), path)
 
     def close(self) -> None:
-        """Close both files."""
+        """Close both files, and release their lock."""
         while self._open:
             os.close(self._open.pop())
+        self._held.close()
 
     def remove(self) -> None:
-        """Delete both files, because the run is over."""
+        """Delete all files, because the run is over."""
         self.close()
-        for path in self.paths:
+        for path in all_files(self.paths[0]):
             path.unlink(missing_ok=True)
 
 

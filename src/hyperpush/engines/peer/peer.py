@@ -145,15 +145,14 @@ class Peer:
         recipe, where = as_recipe(program), self._state
         program = recipe.program()
         self._record, self._every, self._progress = recorders_of(record), every, progress
-        check_recording(self._record, every, program)
         check_repairable(program, self.tolerant)
         self._program, self._start = stepwise(program), state
         self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
         self._apply = self._functions.apply
         with turns:  # so that one peer of a process traces the program, and the others wait
             found = profile(spelled_out(recipe), state, data, self.network.clients)
-        votes = any(loop.votes for _, _, loop in found.loops)
-        self._agreement = self.network.flood_rounds() if votes else 1
+        check_recording(self._record, every, found)
+        self._agreement = self.network.flood_rounds() if found.has_votes else 1
         self._profile = found
         self._channels.open(self._program, found, self.tolerant)
         self._trees = TreeAverages.of(self.network, self.key, self._messenger, found)

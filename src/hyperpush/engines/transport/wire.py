@@ -90,6 +90,7 @@ class RefusalReason(StrEnum):
     ANOTHER_CONFIGURATION = "another-configuration"
     ANOTHER_CODE = "another-code"
     ANOTHER_JAX = "another-jax"
+    EXPIRED = "expired-certificate"
 
     @property
     def words(self) -> str:
@@ -115,6 +116,7 @@ _IDENTITY = frozenset(
         RefusalReason.ANOTHER_CONFIGURATION,
         RefusalReason.ANOTHER_CODE,
         RefusalReason.ANOTHER_JAX,
+        RefusalReason.EXPIRED,
     )
 )
 _CONTENT = frozenset(

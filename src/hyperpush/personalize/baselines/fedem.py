@@ -14,7 +14,7 @@ from hyperpush.inner.base import Learner, solver_program
 from hyperpush.inner.fedavg import Averaging, average_params
 from hyperpush.methods.base import MethodInfo
 from hyperpush.personalize.baselines.base import LocalEpochs
-from hyperpush.personalize.recipe import Losses, Recipe, losses
+from hyperpush.personalize.recipe import ModelLosses, Recipe, losses
 from hyperpush.personalize.recipes.mtl import MTL, log_probs_by_model
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
 from hyperpush.task.problem import Problem
@@ -79,7 +79,7 @@ class FedEM(LocalEpochs):
             raise InvalidInput("task", f"a task of {given}", "hp.personalize.MTL().task(…) for FedEM")
 
     def program(self, problem: Problem) -> Node:
-        assert isinstance(problem.inner, Losses)  # see `check`
+        assert isinstance(problem.inner, ModelLosses)  # see `check`
         model = problem.inner.model
 
         def by_model(params: PyTree, inputs: Array, labels: Array) -> Float[Array, "k b"]:

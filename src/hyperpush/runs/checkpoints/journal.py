@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from types import FrameType
 from typing import Any, NamedTuple, final
 
 import jax
@@ -20,10 +21,11 @@ from jaxtyping import PyTree
 
 from hyperpush.base import processes
 from hyperpush.base.errors import HyperpushError
+from hyperpush.base.signals import in_collector, stop_signals
 from hyperpush.engines.base import ambient, surround
 from hyperpush.engines.compiled.hostloop import HostLoop
+from hyperpush.engines.hooks import Cursor, Hook, Replay, Snapshot
 from hyperpush.engines.keys import as_bits
-from hyperpush.engines.run_hooks import Cursor, Replay, RunHook, Snapshot
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.store import CheckpointFolder, ClientRows, Kind, Saved
 
@@ -56,7 +58,7 @@ class _Entry(NamedTuple):
 
 
 @final
-class Journal(RunHook):
+class Journal(Hook):
     """The checkpoints of one run of an experiment."""
 
     def __init__(self, store: CheckpointFolder, policy: Policy):
@@ -75,8 +77,10 @@ class Journal(RunHook):
 
     # ------------------------------------------------------------------------- a hook
 
-    def start(self, run: HostLoop) -> Snapshot | None:
+    def resume_from(self, run: HostLoop) -> Snapshot | None:
         """Return the snapshot from which the next piece continues, if the interrupted run had the same piece."""
+        if self.asked is not None and processes.count() == 1:  # by a signal that could not end the run at once
+            self._leave()
         number, self._begun, self.busy = self._begun, self._begun + 1, True
         digest, own = digest_of(run), f"{number} "
         entries = ((saved, entry) for saved in self._found for entry in saved.facts["entries"])
@@ -89,11 +93,11 @@ class Journal(RunHook):
         trail = tuple((tuple(path), done) for path, done in entry["trail"])
         return Snapshot(trail, arrays, entry["clients"], entry["extra"])
 
-    def room(self, done: int, stop: int) -> int:
+    def end_chunk(self, done: int, stop: int) -> int:
         most = self.policy.rounds
         return stop if most is None else min(stop, done + max(1, most - self.rounds))
 
-    def boundary(self, cursor: Cursor, snapshot: Callable[[], Snapshot | None]) -> None:
+    def between_chunks(self, cursor: Cursor, snapshot: Callable[[], Snapshot | None]) -> None:
         piece, self.rounds = self._open[-1], self.rounds + cursor.rounds
 
         def latest() -> _Entry | None:
@@ -103,10 +107,10 @@ class Journal(RunHook):
         self._latest = latest
         self._pause()
 
-    def diverged(self, cursor: Cursor, replay: Replay | None) -> None:
+    def find_divergence(self, cursor: Cursor, replay: Replay | None) -> None:
         self.busy, self._latest = False, lambda: None
 
-    def finish(self, run: HostLoop, snapshot: Callable[[], Snapshot | None]) -> None:
+    def keep_result(self, run: HostLoop, snapshot: Callable[[], Snapshot | None]) -> None:
         piece, self._latest = self._open.pop(), lambda: None
         # A piece without a snapshot, such as of a server in plain Python, is computed again after an interruption.
         if not piece.finished and (found := snapshot()) is not None:
@@ -154,16 +158,16 @@ class Journal(RunHook):
     def _leave(self) -> None:
         """End the process as the signal requests."""
         self.busy = False
-        if self.asked == signal.SIGTERM:  # `asked` stays set: errors in callbacks of the garbage collector are lost
-            sys.exit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt
+        if self.asked == signal.SIGINT:  # `asked` stays set: errors in callbacks of the garbage collector are lost
+            raise KeyboardInterrupt
+        sys.exit(128 + (self.asked or 0))
 
     @contextmanager
-    def active(self, *others: RunHook) -> Iterator[None]:
+    def active(self, *others: Hook) -> Iterator[None]:
         """Hook this journal, and others, into all runs of compiled engines in the block."""
         handlers = {}
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            handlers = {number: signal.signal(number, self._ask) for number in stop_signals()}
         try:
             with surround(ambient().engine, (*others, self)):
                 yield
@@ -172,10 +176,10 @@ class Journal(RunHook):
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: object) -> None:
+    def _ask(self, number: int, frame: FrameType | None) -> None:
         again, self.asked = self.asked is not None, number
         # Several processes, or one with a piece under way, stop at the end of a chunk; a second signal stops at once.
-        if again or not (self.busy or processes.count() > 1):
+        if (again or not (self.busy or processes.count() > 1)) and not in_collector(frame):
             self._leave()
 
 

@@ -22,8 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hyperpush.base import processes
-from hyperpush.base.errors import HyperpushError
-from hyperpush.base.files import sync
+from hyperpush.base.files import sync, unwritten
 from hyperpush.engines.keys import as_bits
 
 Kind = Literal["result", "state"]
@@ -120,9 +119,7 @@ class CheckpointFolder:
             sync(self.folder)
         except (OSError, SafetensorError) as error:
             new.unlink(missing_ok=True)
-            cause = "the disk is full" if "No space left" in str(error) else str(error)
-            good = "; the one before it is good" if any(self.folder.glob("[0-9]*")) else ""
-            raise HyperpushError(f"checkpoint {number} could not be written: {cause}{good}") from error
+            raise unwritten(f"checkpoint {number}", error, any(self.folder.glob("[0-9]*"))) from error
         processes.barrier(f"checkpoint {number}")
         files = tuple(sorted(self.folder.glob(f"{number:06d}-{kind}-*")))
         return Saved(number, kind, files, {**facts, "arrays": listed})

@@ -4,6 +4,7 @@ import resource
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,10 @@ from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure,
 from hyperpush.engines.transport.zenoh.deadlines import Deadline
 from hyperpush.engines.transport.zenoh.guests import OTHERS, SILENCE
 from hyperpush.engines.transport.zenoh.incoming import Incoming
+from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import REFUSALS, Membership
 from hyperpush.engines.transport.zenoh.neighbors import Neighbor, explain
+from hyperpush.engines.transport.zenoh.parts import Stamp, split
 
 NAMES = ("alice", "bob", "carol")
 
@@ -82,6 +85,74 @@ def test_another_version_under_a_living_members_certificate_is_not_its_reason():
     assert other.unfit == ""
     assert explain(other).startswith("carol is there, in step")
     assert incoming.rejections == {"wrong-version": 2}
+
+
+def test_with_its_certificate_a_members_messages_end_though_its_link_may_not():
+    """TLS sessions are resumed without another look at the certificate."""
+    made = membership()
+    other = agree(made)
+    incoming = Incoming(made, {}, threading.Condition())
+    incoming.links, taken = {1: SimpleNamespace(add=lambda *part: taken.append(1))}, []  # pyright: ignore[reportAttributeAccessIssue]
+    header, part = next(split(0, 0, b"data", Stamp(made.run, other.incarnation)))
+    guarded, control = incoming.guard(incoming.on_data), incoming.guard(incoming.on_control)
+    other.ends = int(time.time()) + 60
+    made.check_certificates()
+    guarded(1, header, bytes(part))
+    assert (taken, other.alive, incoming.rejections) == ([1], True, {})
+    other.ends = int(time.time()) - 1
+    made.check_certificates()
+    guarded(1, header, bytes(part))
+    made.hear_life(1, True)
+    assert (taken, other.alive, incoming.rejections) == ([1], False, {"expired-certificate": 1})
+    assert explain(other).startswith("bob's certificate ended at ")
+    # The next process of bob, with a new certificate, is heard.
+    said = Topic.HELLO, Departure.NO, 0, 99, made.incarnation, made.run, frozenset(), frozenset()
+    for ends, found in ((other.ends, False), (int(time.time()) + 60, True)):
+        hello = ControlMessage(*said, pace=1, more=replace(made.card, ends=ends))
+        control(1, b"", hello.pack(len(NAMES)))
+        assert (other.incarnation == 99, other.alive) == (found, found)
+    assert made.failure is None
+    made.card = replace(made.card, ends=int(time.time()) - 1)
+    made.check_certificates()
+    assert isinstance(made.failure, Absent)
+    assert str(made.failure).startswith("alice's certificate ended at ")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_next_call_of_a_party_that_is_done_does_not_hear_this_one(resumed):
+    """A loop that calls one program again: its first messages would be answered with those of the last call."""
+    made = membership()
+    other = agree(made)
+    done(made)
+    made.finish(True, False, frozenset())
+    check_fresh(made, other, resumed)
+    assert other.done != resumed
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_in_the_middle_of_a_run_nobody_starts_anew_without_a_checkpoint(resumed):
+    """What it has sent before is in the others' states, and does not fit what it would send now."""
+    made = membership()
+    other = agree(made)
+    incoming = Incoming(made, {1: Link(100, True)}, threading.Condition())
+    for header, part in split(0, 0, b"hello", Stamp(made.run, other.incarnation)):
+        incoming.on_data(1, header, bytes(part))
+    check_fresh(made, other, resumed)
+    assert ("a process has started anew in its place, without its checkpoint" in explain(other)) != resumed
+
+
+def check_fresh(made, other, resumed):
+    """A hello of another process of a member is accepted if it continues what the one before began."""
+    said = Topic.HELLO, Departure.NO, 0, 99, made.incarnation, made.run, frozenset(), frozenset()
+    hello = ControlMessage(*said, pace=int(resumed), more=made.card)
+    if resumed:  # it needs the last messages again
+        made.hear(1, hello)
+        assert other.incarnation == 99
+        return
+    with pytest.raises(Rejected, match="a process of bob has started anew, without the checkpoint") as told:
+        made.hear(1, hello)
+    assert told.value.reason == RefusalReason.ANOTHER_INCARNATION
+    assert (other.incarnation, other.heard) == (7, 0)
 
 
 @pytest.mark.parametrize("cause", ["absent", "stalled", "refused", "told"])

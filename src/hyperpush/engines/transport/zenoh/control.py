@@ -106,10 +106,17 @@ class ControlMessage:
     run: bytes  # digest of 8 bytes that identifies the run
     closed: frozenset[int]
     left: frozenset[int]
-    pace: int = 0  # microseconds of a round; 0: not known yet, and `step` of a heartbeat is meaningless
+    # Microseconds of a round; 0: not known yet, and `step` of a heartbeat is meaningless. In a hello: 1 if the sender
+    # may continue what an earlier process began, 0 for a fresh start.
+    pace: int = 0
     sent: int = 0  # time of a heartbeat, by the sender's clock
     echo: int = 0  # see `Deadline.echo`
     more: Card | Accusation | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """True for a hello whose sender may continue what an earlier process began."""
+        return self.pace > 0
 
     def pack(self, clients: int) -> bytes:
         """Return the message as bytes, in a run of `clients` clients."""

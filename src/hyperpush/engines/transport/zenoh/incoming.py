@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import final
 
 from hyperpush.engines.transport.wire import RefusalReason, Rejected
-from hyperpush.engines.transport.zenoh.control import unpack
+from hyperpush.engines.transport.zenoh.control import Card, unpack
 from hyperpush.engines.transport.zenoh.endpoints import Take
 from hyperpush.engines.transport.zenoh.guests import OTHERS, Guests
 from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import Membership
+from hyperpush.engines.transport.zenoh.neighbors import certificate_ended, ended
 from hyperpush.engines.transport.zenoh.parts import stamp_of
 
 
@@ -43,6 +44,12 @@ class Incoming:
 
         return handle
 
+    def _check_certificate(self, place: int, renewed: bool = False) -> None:
+        """Refuse messages after the end of a certificate: TLS sessions that are resumed are not verified again."""
+        other = self.members.neighbors[place]
+        if other.expired and not renewed:
+            raise Rejected(RefusalReason.EXPIRED, certificate_ended(other.name, other.ends))
+
     def _note(self, place: int, rejected: Rejected) -> None:
         if rejected.reason == RefusalReason.WRONG_VERSION:
             other = self.members.neighbors[place]
@@ -56,6 +63,7 @@ class Incoming:
 
     def on_data(self, place: int, header: bytes, part: bytes) -> None:
         """Receive a part of a message of the program."""
+        self._check_certificate(place)
         other, stamp = self.members.neighbors[place], stamp_of(header)
         other.received_bytes += len(part)
         if stamp.run != self.members.run:
@@ -67,13 +75,16 @@ class Incoming:
         other.last_seen = time.monotonic()
         step = self.links[place].add(header, part, self.members.needed)
         if step is not None:
+            other.sent_data = True
             other.come_to(step)
 
     def on_control(self, place: int, header: bytes, payload: bytes) -> None:
         """Receive a control message or a heartbeat."""
         if header:
             raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
-        self.members.hear(place, unpack(payload, len(self.members.names)))
+        said = unpack(payload, len(self.members.names))
+        self._check_certificate(place, renewed=isinstance(said.more, Card) and not ended(said.more.ends))
+        self.members.hear(place, said)
 
     def on_life(self, place: int, alive: bool) -> None:
         """Note that a neighbor has appeared or vanished."""

@@ -17,7 +17,7 @@ from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.agreement import difference
 from hyperpush.engines.transport.zenoh.control import NO_CARD, Accusation, Card, ControlMessage, Departure, Topic
 from hyperpush.engines.transport.zenoh.deadlines import Rounds, microseconds
-from hyperpush.engines.transport.zenoh.neighbors import Neighbor, Refusal
+from hyperpush.engines.transport.zenoh.neighbors import Neighbor, Refusal, certificate_ended
 from hyperpush.engines.transport.zenoh.parts import RUN_BYTES
 
 # Refused contents after which a member is removed, asynchronously: one may come from a broken disk or a flipped bit,
@@ -45,6 +45,7 @@ class Membership:
         send_again: Called to repeat the unacknowledged messages to a neighbor.
         run: The digest that identifies the run in every message.
         card: This peer's card; peers with other cards are refused.
+        resumed: True if this process may continue what an earlier one began; False for a fresh start.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class Membership:
         send_again: Callable[[int], None],
         run: bytes = bytes(RUN_BYTES),
         card: Card = NO_CARD,
+        resumed: bool = True,
     ):
         self.names, self.client, self.neighbors = names, client, neighbors
-        self.run, self.card = run, card
+        self.run, self.card, self.resumed = run, card, resumed
         self.asynchronous, self.close_after = asynchronous, close_after
         self.closed, self.left, self.leaving = frozenset(closed), frozenset(left), frozenset(left)
         self._tell, self._forget, self._send_again = tell, forget, send_again
@@ -94,7 +96,9 @@ class Membership:
         if topic == Topic.ENDED and self._accused is not None:
             accusation, at = self._accused
             return replace(ControlMessage(topic, *said, more=accusation), step=at)
-        return ControlMessage(topic, *said, more=self.card if topic == Topic.HELLO else None)
+        if topic == Topic.HELLO:
+            return ControlMessage(topic, *said, pace=int(self.resumed), more=self.card)
+        return ControlMessage(topic, *said)
 
     def fail(self, error: HyperpushError) -> None:
         """Give up because of `error`; the first error stays."""
@@ -188,6 +192,8 @@ class Membership:
         assert isinstance(card, Card)
         if said.incarnation in other.former:
             self.check_incarnation(place, said.incarnation)
+        if said.incarnation not in (0, other.incarnation) and other.incarnation and not said.resumed:
+            self._check_fresh(other)
         other.heard = said.incarnation
         if not self._is_answer(said):
             return self._tell(Topic.HELLO, place)
@@ -195,6 +201,8 @@ class Membership:
         other.meet(card)
         if other.incarnation != said.incarnation:
             other.adopt(said.incarnation, card, said.step, place in self.left)
+            if other.token and not (other.alive or other.expired) and other.come_to_life():
+                self.news.append(f"found: {other.name}")
             self._tell(Topic.HELLO, place)
         if place in self.closed:
             return None
@@ -205,14 +213,35 @@ class Membership:
             self._tell(Topic.DONE, place)
         return None
 
+    def _check_fresh(self, other: Neighbor) -> None:
+        """Refuse a fresh start in the middle of a run, which cannot undo what the process before it has sent.
+
+        If both have ended, it is the next call of the same program, whose messages must not be taken for this one's.
+        """
+        if other.sent_data or (self._finished and other.done):
+            other.anew = True
+            words = f"a process of {other.name} has started anew, without the checkpoint of the one before"
+            raise Rejected(RefusalReason.ANOTHER_INCARNATION, words)
+
     def hear_life(self, place: int, alive: bool) -> None:
         """Note that a neighbor has appeared or vanished."""
         other = self.neighbors[place]
+        other.token = alive
         if not alive:
             return other.get_lost()
+        if other.expired:  # another process may have its place, with a new certificate
+            return self._tell(Topic.HELLO, place)
         if other.come_to_life():
             self.news.append(f"found: {other.name}")
         return self._tell(Topic.HELLO, place)
+
+    def check_certificates(self) -> None:
+        """Give up if this peer's certificate has ended; take neighbors whose certificate has ended to be absent."""
+        if ended := certificate_ended(self.name, self.card.ends):
+            self.fail(Absent(f"{ended}, and its links with it"))
+        for other in self.neighbors.values():
+            if other.alive and other.expired:
+                other.get_lost()
 
     def look_for_lost(self) -> None:
         """Tell the user about neighbors that were lost, unless they have only ended."""

@@ -38,6 +38,7 @@ class Neighbor:
     name: str
     deadline: Deadline
     alive: bool = False
+    token: bool = False  # its sign of life is there; with an ended certificate it is not alive
     agreed: bool = False  # it has said hello to this process, with a matching card
     done: bool = False
     done_since: float = math.inf
@@ -51,11 +52,13 @@ class Neighbor:
     lost: float = field(default_factory=time.monotonic)  # time since which it is absent
     step: int = -1  # step of its newest message, or the one in its heartbeat
     advanced: float = field(default_factory=time.monotonic)  # last time of an advance, or of a wait for a peer
+    sent_data: bool = False  # messages of the program have come from it
+    anew: bool = False  # a process has started anew in its place, and was refused
     received_bytes: int = 0
     sent_bytes: int = 0
     early: int = 0  # messages that arrived before its hello; it sends them again
     outages: int = 0
-    ended: bool = False  # its session went with its work done, which is no outage
+    over: bool = False  # its session went with its work done, which is no outage
     shown: bool = True  # the user knows of its last outage
     away: float = 0.0  # total seconds of past outages
     sessions: list[bytes] = field(default_factory=list)  # Zenoh sessions of its hellos
@@ -68,6 +71,11 @@ class Neighbor:
     removed: str = ""  # the reason for its removal, in words
     blamed: bool = False  # it was removed because of its messages
 
+    @property
+    def expired(self) -> bool:
+        """True once its certificate has ended."""
+        return ended(self.ends)
+
     def come_to(self, step: int) -> None:
         """Note that it has reached a step."""
         if step > self.step:
@@ -75,25 +83,25 @@ class Neighbor:
 
     def come_to_life(self) -> bool:
         """Note that its session is there; True if it was lost before."""
-        now, returns = time.monotonic(), self.outages > 0 and not self.alive and not self.ended
+        now, returns = time.monotonic(), self.outages > 0 and not self.alive and not self.over
         if returns:
             self.away += now - self.lost
         told = returns and self.shown
-        self.alive, self.ended, self.shown, self.lost, self.last_seen = True, False, True, math.inf, now
+        self.alive, self.over, self.shown, self.lost, self.last_seen = True, False, True, math.inf, now
         return told
 
     def get_lost(self) -> None:
         """Note that its session is gone: an outage, unless it was done."""
         if self.alive and self.done:
-            self.ended = True
+            self.over = True
         elif self.alive:
             self.outages, self.shown = self.outages + 1, False
         self.alive, self.lost = False, time.monotonic()
 
     def note_end(self) -> None:
         """Note that it is done; the news may come after the end of its session, which then was no outage."""
-        if self.done and not (self.alive or self.ended) and self.outages:
-            self.ended, self.shown, self.outages = True, True, self.outages - 1
+        if self.done and not (self.alive or self.over) and self.outages:
+            self.over, self.shown, self.outages = True, True, self.outages - 1
 
     def is_lost(self) -> bool:
         """Return True, once, if it is absent for `LOST` seconds without having been done."""
@@ -144,12 +152,17 @@ class Neighbor:
         """Return the facts for the status file."""
         now = time.monotonic()
         seen = round(now - self.last_seen, 3) if self.last_seen > -math.inf else None
-        away = self.away + (now - self.lost if self.outages and not (self.alive or self.ended) else 0.0)
+        away = self.away + (now - self.lost if self.outages and not (self.alive or self.over) else 0.0)
         found = {"alive": self.alive, "step": self.step, "last_seen": seen}
         found |= {"received_bytes": self.received_bytes, "sent_bytes": self.sent_bytes}
         found |= {"outages": self.outages, "away": round(away, 1), "early": self.early}
         found |= {"certificate_ends": self.ends or None, "unfit": self.unfit or None}
         return found | {"refused": {reason.value: count for reason, count in self.refusals.items()}}
+
+
+def ended(ends: int) -> bool:
+    """Return True if a certificate has ended; 0: there is none."""
+    return 0 < ends <= time.time()
 
 
 def shown_time(seconds: int) -> str:
@@ -160,22 +173,30 @@ def shown_time(seconds: int) -> str:
 
 def certificate_ended(name: str, ends: int) -> str:
     """Return a sentence if a certificate has ended; empty if it has not."""
-    return f"{name}'s certificate ended at {shown_time(ends)}" if 0 < ends <= time.time() else ""
+    return f"{name}'s certificate ended at {shown_time(ends)}" if ended(ends) else ""
 
 
 def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
     """Return the reason, in words, for missing messages of a neighbor; `strangers` reports refused handshakes."""
-    ended = certificate_ended(other.name, other.ends)
+    expired = certificate_ended(other.name, other.ends)
     if other.removed or other.farewell or other.unfit:
         return other.removed or other.farewell or other.unfit
     if other.alive:
         refused = other.refused_since(step)
-        return f"{other.name} is there, in step {other.step}" if refused is None else refused.of(other.name)
-    if ended:
-        return ended
+        return _here(other) if refused is None else refused.of(other.name)
+    if expired:
+        return expired
     if not other.incarnation:
         return f"{other.name} was never heard{strangers}"
     return f"{other.name} is absent for {time.monotonic() - other.lost:.0f} s"
+
+
+def _here(other: Neighbor) -> str:
+    """Return what is known of a neighbor that is there and silent."""
+    if not other.agreed:
+        return f"{other.name} is there, and has not accepted this process; another one may have its place in the run"
+    anew = ", and a process has started anew in its place, without its checkpoint" if other.anew else ""
+    return f"{other.name} is there, in step {other.step}{anew}"
 
 
 def waited_in_vain(others: Sequence[Neighbor], step: int) -> type[HyperpushError]:

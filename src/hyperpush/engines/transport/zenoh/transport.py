@@ -79,6 +79,7 @@ class Zenoh:
         closed: Peers that were removed before.
         left: Peers that had left before.
         refused: Messages with impossible content that were refused before, by peer and reason.
+        resumed: True if this process may continue what an earlier one began; False for a fresh start.
         limit: Largest payload of the program in bytes. Longer ones are refused at both ends. The memory for waiting
             messages of one sender is bounded by a multiple of it.
     """
@@ -103,6 +104,7 @@ class Zenoh:
         left: Collection[int] = (),
         refused: Mapping[int, Mapping[str, int]] = MappingProxyType({}),
         limit: int = LIMIT,
+        resumed: bool = True,
     ):
         self.run, self.names, self.client = run, tuple(names), client
         self._me = f"peer {names[client]}"  # name in errors
@@ -130,6 +132,7 @@ class Zenoh:
             close_after=close_after,
             closed=closed,
             left=left,
+            resumed=resumed,
             tell=lambda topic, place: self._tasks.put((topic, place, self.members.needed)),
             forget=lambda place, step: self.links[place].unacknowledged.acknowledge(step),
             send_again=lambda place: self._tasks.put((_AGAIN, place, 0)),
@@ -351,6 +354,7 @@ class Zenoh:
         return lambda reason: self._incoming.count(place, reason)
 
     def _check(self) -> None:
+        self.members.check_certificates()
         if self.members.failure is not None:
             raise _named(self.members.failure, self._me)
         if self._closing.is_set():

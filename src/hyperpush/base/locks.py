@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""One process at a time in a folder or a file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

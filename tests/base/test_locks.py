@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hyperpush.base.errors import InUse
-from hyperpush.runs.locks import alone, is_held
+from hyperpush.base.locks import alone, is_held
 
 
 def test_a_folder_in_use_is_refused_and_one_that_was_looked_at_is_not(tmp_path):
