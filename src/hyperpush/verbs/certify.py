@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
 from hyperpush.base.errors import Diverged
-from hyperpush.base.status import AROUND, NEAR, Status
+from hyperpush.base.status import AROUND, CHANGED, NEAR, Status
 from hyperpush.engines.base import Engine, ambient, surround
 from hyperpush.engines.shard import Shard
 from hyperpush.engines.simulate import Simulate
@@ -107,9 +107,12 @@ class Certifier:
             return status.judged(Status(None, not_checked(why)))
         if kind == "own":
             return status.judged(self._judge_own_end(steps))
-        found = _status(self._run_tree_cg(self.task, self._sizes(steps)))
+        here = self._run_tree_cg(self.task, self._sizes(steps))
+        found = _status(here)
         if found.reason == "unsolved" and found.moved is not None and steps.first is not None:
-            found = _status(self._run_tree_cg(self.task, self._first_sizes(steps.first)))
+            size = _distance_of(here.value)
+            if found.moved * size <= 2 * CHANGED * max(size, _rms(steps.sizes)):  # the first step may decide
+                found = _status(self._run_tree_cg(self.task, self._first_sizes(steps.first)))
         judged = status.judged(found)
         if not judged.converged or steps.last is None:
             return judged
