@@ -74,6 +74,30 @@ def by_optimistix() -> Row:
     return first(lambda: jax.jit(jax.grad(outer))(hyper))
 
 
+def by_dattri() -> Row:
+    """Influence of every training example on every other one, as many examples and params as in `scores`."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from dattri.algorithm.influence_function import IFAttributorCG  # pyright: ignore[reportMissingImports]
+    from dattri.task import AttributionTask  # pyright: ignore[reportMissingImports]
+
+    inputs, targets = (torch.tensor(np.asarray(leaf).copy()) for leaf in hp.tasks.logistic(10, 0).train)
+    data = torch.utils.data.TensorDataset(inputs.flatten(0, 1), targets.flatten().float())
+    model = torch.nn.Linear(inputs.shape[2], 1, bias=False)
+
+    def loss(params: Any, batch: Any) -> Any:
+        made = torch.func.functional_call(model, params, batch[0]).squeeze(-1)
+        return torch.nn.functional.binary_cross_entropy_with_logits(made, batch[1])
+
+    def work() -> Any:
+        task = AttributionTask(loss, model, model.state_dict())
+        scores = IFAttributorCG(task, max_iter=10, regularization=0.01)
+        loader = torch.utils.data.DataLoader(data, batch_size=len(data))
+        scores.cache(loader)
+        return scores.attribute(loader, loader).detach().numpy()
+
+    return first(work)
+
+
 def one_machine() -> tuple[Callable[..., Any], Any, Any]:
     """The cost, params and hyper of `hypergradient(1)` for other libraries, which also solve the inner problem."""
     inputs, targets = (leaf[0] for leaf in regression(1, 50, 6).train)
@@ -83,6 +107,7 @@ def one_machine() -> tuple[Callable[..., Any], Any, Any]:
 CASES: dict[str, Callable[[], Row]] = {
     "README's first example": readme,
     "influence.scores, 10 clients": scores,
+    "influence by dattri, conjugate gradients": by_dattri,
     "hypergradient(Automatic), one machine": partial(hypergradient, 1),
     "the same by jaxopt, with its inner problem": by_jaxopt,
     "the same by optimistix, with its inner problem": by_optimistix,

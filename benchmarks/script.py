@@ -81,13 +81,22 @@ def resume(
             if before - started > seconds:
                 left += 1
                 continue
-            found = measure(cell)
-            done[_name(cell)] = {"cell": cell, **found, "cpu_seconds": round(time.process_time() - before, 2)}
-            done[_name(cell)]["commit"] = commit
+            found = rounded(measure(cell))
+            spent = round(time.process_time() - before, 2)
+            done[_name(cell)] = {"cell": cell, **found, "cpu_seconds": spent, "commit": commit}
             with path.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(done[_name(cell)]) + "\n")
         rows.append(done[_name(cell)])
     return rows, left
+
+
+def rounded(found: Any) -> Any:
+    """Return JSON data with floats of four digits, which keep files small."""
+    if isinstance(found, dict):
+        return {name: rounded(each) for name, each in found.items()}
+    if isinstance(found, list | tuple):
+        return [rounded(each) for each in found]
+    return float(f"{found:.4g}") if isinstance(found, float) else found
 
 
 def _name(cell: Row) -> str:

@@ -69,12 +69,13 @@ class Solved:
 def run(config: Solved) -> Row:
     """Run the missing cells of a part, as far as time allows."""
     rows, left = resume(config.file, PARTS[config.part](config), measure, config.seconds)
-    if rows:
+    title = f"{config.part}: {len(rows)} cells, {left} left"
+    if MEASURES[config.part] is judge:
+        show(title, *verdicts(rows))
+    else:
         names = list(dict.fromkeys(name for row in rows for name in row if name != "cell"))
         shown = [[" ".join(map(str, row["cell"].values())), *(_short(row.get(name)) for name in names)] for row in rows]
-        show(f"{config.part}: {len(rows)} cells, {left} left", ["cell", *names], shown)
-    if judged := [row for row in rows if "wrong_silent" in row]:
-        show("verdicts", *verdicts(judged))
+        show(title, ["cell", *names], shown)
     return {"cells": rows, "left": left}
 
 
@@ -135,11 +136,9 @@ def judge(cell: Row) -> Row:
     found = hp.hypergradient(trained.task, hp.Automatic(), network, key=0)
     x = solve(made, np.mean(np.asarray(trained.params, float), axis=0))
     error, status = relative(found.value, hypergradients(made, x)), found.status
-    wrong, silent = error > WRONG, status.converged is not False
     return {"error": error, "params": away(trained.params, x), "training": trained.status.converged,
             "training_reason": trained.status.reason, "converged": status.converged, "reason": status.reason,
             "residual": status.residual, "disagreement": status.disagreement, "moved": status.moved,
-            "wrong_silent": bool(wrong and silent), "right_flagged": bool(not wrong and not silent),
             "rounds": trained.costs.rounds}  # fmt: skip
 
 

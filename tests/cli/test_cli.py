@@ -267,3 +267,13 @@ def test_output_in_ascii_replaces_letters_that_it_lacks():
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "step_size" in done.stdout
+
+
+def test_with_standard_error_closed_only_json_is_printed(tmp_path):
+    (tmp_path / "spec.toml").write_text(
+        'network = "ring"\n[task]\nname = "quadratic"\nclients = 3\nseed = 0\n'
+        '[method]\nname = "SGP"\nsteps = 2\nstep_size = 0.1\n'
+    )
+    command = f"{sys.executable} -m hyperpush run spec.toml --out run --json 2>&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    assert json.loads(done.stdout)["verb"] == "train"

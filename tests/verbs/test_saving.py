@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -132,6 +133,13 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 def test_what_cannot_be_a_folder_is_refused(save, said, seeds):
     with pytest.raises(hp.InvalidInput, match=re.escape(said)):
         hp.train(make_task(), hp.SGP(5, 0.1), NETWORK, key=0, save=save, seeds=seeds)
+
+
+def test_a_folder_without_its_models_is_refused(tmp_path):
+    hp.train(make_task(), hp.SGP(2, 0.05), NETWORK, key=0, save=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "models" / "params")
+    with pytest.raises(hp.InvalidInput, match="which lacks models/params"):
+        _ = hp.load(tmp_path / "run", task=make_task()).result
 
 
 def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ Commands import their code when they run, so that `--help`, completion, `list` a
 """
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -202,7 +203,7 @@ def certificates(
     host: Annotated[
         list[str] | None, typer.Option(help="Address to listen on. Repeat it for more.", show_default="loopback")
     ] = None,
-    days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="Days until the certificates expire.")] = 365,
 ) -> None:
     """Make a private authority and certificates for peers, for trials."""
     from hyperpush.deploy.certificates import make
@@ -329,6 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in stop_signals():
         if number != signal.SIGINT:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if sys.stderr is None:  # closed; `print` would write to stdout instead
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # where the encoding lacks a letter, such as in ASCII, print "?" instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

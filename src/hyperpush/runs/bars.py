@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -84,7 +84,8 @@ class Bars(Hook):
         """Remove all bars."""
         for left in self.rich.task_ids:
             self.rich.remove_task(left)
-        self.rich.stop()
+        with suppress(OSError):  # the terminal was closed
+            self.rich.stop()
 
     def _print_line(self) -> None:
         """Print all bars as a line now and then, if there is no terminal."""

@@ -1,7 +1,7 @@
 """One run of a study or a spec; `hyperpush.runs.folder` describes its files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +158,8 @@ def _life(
         shown.print(f"warning: {text}", soft_wrap=True, highlight=False, markup=False)
 
     def interrupted(error: BaseException) -> None:
-        shown.print(f"to continue: hyperpush resume {folder.path}", soft_wrap=True, highlight=False)
+        with suppress(OSError):  # the terminal was closed
+            shown.print(f"to continue: hyperpush resume {folder.path}", soft_wrap=True, highlight=False)
 
     return Lifecycle(folder, checkpoints, resumed, warn, interrupted), shown
 

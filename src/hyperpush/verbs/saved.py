@@ -34,6 +34,12 @@ from hyperpush.verbs.task_digests import check_same_task
 FORMAT = 2  # version of the format of a verb's folder
 SETS = ("params", "hypers", "value")  # sets of models in a verb's result
 CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
+# Sets of models without which a result cannot be made.
+NEEDED: dict[type[Result], tuple[str, ...]] = {
+    Training: ("params",),
+    Estimate: ("value",),
+    Solution: ("params", "hypers"),
+}
 T = TypeVar("T")
 
 
@@ -124,6 +130,9 @@ class Run(Pictured):
         if "privacy" in self.about:
             at = at.replace(spent=Budget.from_table(self.about["privacy"]["parts"]))
         kind, shared = CLASSES[self.about["class"]], (at, self.status, self.costs)
+        for name in NEEDED[kind]:
+            if name not in trees:
+                raise InvalidInput("run", f"{self.path}, which lacks models/{name}", "the unchanged folder of a run")
         if kind is Estimate:
             return Estimate(*shared, trees["value"])
         if kind is Training:
