@@ -205,7 +205,7 @@ class PDBO(Algorithm):
         """Return whether the params of the first, and the point of the last estimate are kept to be judged."""
         estimator = self.hypergradient
         judged = not (estimator.judges or estimator.trains or problem.private)
-        claims = estimator.info.target == "global" and getattr(estimator, "tolerance", None) is not None
+        claims = estimator.info.target == "global" and estimator.option("tolerance") is not None
         return judged, judged and claims
 
     def program(self, problem: Problem) -> Node:

@@ -125,7 +125,7 @@ class Certifier:
         return self._compared(judged, steps.value, there, _rms(self._first_sizes(steps.first)))
 
     def _parts_judge(self) -> bool:
-        return any(getattr(part, "judges", False) for part in _parts(self.adapted))
+        return any(part.judges for part in _parts(self.adapted))
 
     def _judge_own_end(self, steps: "OuterSteps") -> Status:
         """Judge clients that train alone. The first hypergradient counts if its params passed."""
@@ -163,7 +163,7 @@ class Certifier:
         scale = max(_distance_of(found.value), float(np.sqrt(jnp.finfo(kind).eps * np.mean(terms**2))), size)
         off = _distance_of(value, found.value) / scale if scale > 0 else 0.0
         estimator = next(part for part in _parts(self.adapted) if isinstance(part, HypergradientEstimator))
-        tolerance = getattr(estimator, "tolerance", None)
+        tolerance = estimator.option("tolerance")
         asked = default_tolerance(kind) if tolerance is None else max(float(tolerance), FINEST * jnp.finfo(kind).eps)
         if off <= DIFFERENT * max(asked, (status.error or 0.0) + known):
             return status
@@ -225,17 +225,19 @@ class Certifier:
 
     def _is_near(self, found: Status) -> bool:
         """True if these params count as solved after training."""
-        tolerance = getattr(self.adapted, "tolerance", None)
+        tolerance = self.adapted.option("tolerance")
         own = problem_of(self.given) == "own"
         return _is_known(found, own) and _away(found) <= (NEAR if tolerance is None else float(tolerance))
 
     def _is_certain(self, status: Status) -> bool:
         """True if the solver's own verdict is True and rests on a random probe."""
-        return bool(status.converged) and any(getattr(part, "certifies", False) for part in _parts(self.adapted))
+        return bool(status.converged) and any(
+            isinstance(part, InnerSolver) and part.certifies for part in _parts(self.adapted)
+        )
 
     def _with_caveat(self, reason: str) -> str:
         """Return the reason with the solver's caveat, which explains a remaining bias of its params."""
-        caveat = getattr(self.adapted, "caveat", "")
+        caveat = self.adapted.caveat
         return f"{reason}; {caveat}" if caveat else reason
 
     def judge_own(self, size: float = 0.0) -> Status:
@@ -376,7 +378,7 @@ def _rms(sizes: Array) -> float:
 
 
 def _trust(method: Method) -> bool:
-    return all(getattr(part, "trust", True) for part in _parts(method))
+    return all(part.option("trust") is not False for part in _parts(method))
 
 
 def problem_of(method: Method) -> Literal["", "shared", "own"]:
@@ -394,5 +396,5 @@ def problem_of(method: Method) -> Literal["", "shared", "own"]:
 
 def _with_products(method: Method, problem: Problem) -> Problem:
     """Return the problem with the method's products: differences of gradients if it asks for them."""
-    differ = any(getattr(part, "products", "exact") == "difference" for part in _parts(method))
+    differ = any(part.option("products") == "difference" for part in _parts(method))
     return DifferenceProblem.of(problem) if differ else problem
