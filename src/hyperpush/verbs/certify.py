@@ -32,6 +32,7 @@ from hyperpush.task.task import Task
 
 PRODUCTS = 200  # limit of the Newton step after training, when no estimate has used the Hessian
 DIFFERENT = 3  # two estimates that differ by more than this multiple of their claimed errors disagree
+BESIDE = ("clients_per_batch", "compile_fully")  # options of an engine that the judge beside the run shares
 CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
@@ -291,8 +292,8 @@ class Certifier:
         return self._execute(recipe, Runs.start(states, 1)).state
 
     def _execute(self, recipe: ProgramRecipe, states: PyTree) -> Any:
-        few = getattr(self.engine, "clients_per_batch", None)
-        engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(clients_per_batch=few)
+        options = {name: getattr(self.engine, name) for name in BESIDE if hasattr(self.engine, name)}
+        engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(**options)
         with surround():
             return engine.run(recipe, self.network, states, self.task.data, self.key).states
 
