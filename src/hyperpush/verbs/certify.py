@@ -277,9 +277,7 @@ class Certifier:
         states = HypergradientState(task.params, task.hypers, zeros, **known)
         return self._execute(ProgramRecipe(build, (checker, problem)), states)
 
-    def _run_stacked(
-        self, build: Any, checker: TreeCG | OwnJudge, params: PyTree, hypers: PyTree
-    ) -> HypergradientState:
+    def _run_stacked(self, build: Any, checker: Any, params: PyTree, hypers: PyTree) -> HypergradientState:
         """Run a checker at the points of several runs; states hold the runs on axis 1."""
         task, problem = self.task, _with_products(self.given, program_of(self.given, self.task.problem).parts[1])
         params, hypers = jax.tree.map(lambda leaf: jnp.moveaxis(jnp.asarray(leaf), 0, 1), (params, hypers))
