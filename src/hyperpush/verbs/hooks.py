@@ -1,5 +1,7 @@
 """Hooks: observers of a run. They are called between compiled chunks and cannot change its numbers.
 
+A run without hooks may be one compiled program in place of several, which round differently in the last digits.
+
 Subclass `Hook` and override the methods you need; pass objects to a verb as `hooks=[…]`.
 """
 
