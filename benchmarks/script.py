@@ -85,7 +85,7 @@ def resume(
             spent = round(time.process_time() - before, 2)
             done[_name(cell)] = {"cell": cell, **found, "cpu_seconds": spent, "commit": commit}
             with path.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(done[_name(cell)]) + "\n")
+                out.write(json.dumps(done[_name(cell)], separators=(",", ":")) + "\n")
         rows.append(done[_name(cell)])
     return rows, left
 

@@ -70,7 +70,9 @@ CASES = {
         "influence",
         """model=cnn data=digits images=60 concentration=5.0 steps=3 removals=2 order=2 pushes=2 dampings=[] groups=[3]
         unrolled=false leave=false batches=[0] hunt.seeds=0""",
-        relative=1e-4,  # float32: retraining this network diverges in float64
+        # float32, because retraining this network diverges in float64. Processors round convolutions differently:
+        # two of them gave numbers up to 1.3e-2 apart from the same code.
+        relative=3e-2,
     ),
     "meta": Case(
         "meta",
@@ -138,7 +140,13 @@ def files_of(folder: Path) -> Iterator[tuple[str, Any]]:
     for file in sorted(each for each in folder.rglob("*") if each.is_file()):
         name = file.relative_to(folder).as_posix()
         if file.suffix == ".safetensors":
-            yield name, {key: summary(array) for key, array in sorted(load_file(file).items())}
+            arrays = sorted(load_file(file).items())
+            if file.stem != "all":
+                yield name, {key: summary(array) for key, array in arrays}
+                continue
+            for client in range(len(arrays[0][1])):  # a file of all clients has one row for each
+                own = {key: summary(array[client]) for key, array in arrays}
+                yield file.with_stem(f"client-{client}").relative_to(folder).as_posix(), own
         elif file.suffix == ".png":
             yield name, "figure"
         elif file.suffix in (".csv", ".md", ".txt"):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from deploy.deployed import deployed
+from engines.peer.parties import together
 from safetensors.numpy import load_file
 
 import hyperpush as hp
@@ -143,6 +144,39 @@ def test_a_checkpoint_that_cannot_be_written_is_one_error_and_the_last_one_is_go
     stored = store.load()
     assert stored is not None
     assert (stored["x"][0].tolist(), stored["step"]) == ([1, 1, 1], 1)
+
+
+def test_a_result_that_finds_the_disk_full_is_in_the_checkpoint_and_the_party_ends_alone_later(tmp_path, monkeypatch):
+    spec = {**solving(), "method": {"name": "SGP", "steps": 5, "step_size": 0.5}}
+    config = deployed(tmp_path / "run.toml", {**spec, "network": {"name": "fully-connected"}}, 2, patience=60)
+    config = on_loopback(config, ["peer-0", "peer-1"], tmp_path, secure=False)
+    write = party._write_result
+
+    def full(out, name, *rest):
+        if name == "peer-0":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(out, name, *rest)
+
+    monkeypatch.setattr(party, "_write_result", full)
+
+    def run(client):
+        if client:
+            return run_peer(config, "peer-1", say=lambda line: None)
+        with pytest.raises(HyperpushError, match="the disk is full; make room and start again: the checkpoint holds"):
+            run_peer(config, "peer-0", say=lambda line: None)
+        return None
+
+    _, other = together(2, run)
+    monkeypatch.setattr(party, "_write_result", write)
+    found = run_peer(config, "peer-0", say=lambda line: None)
+    assert other is not None
+    assert found["rounds"] == other["rounds"] == 5
+    assert found["resumed_at"] == 5
+    truth = objects.read(config.spec.tables()).run()
+    assert isinstance(truth, hp.Training)
+    np.testing.assert_allclose(
+        load_file(tmp_path / "peer-0" / "models" / "params" / "peer-0.safetensors")[""], truth.params[0], atol=1e-5
+    )
 
 
 # ------------------------------------------------------------- configurations

@@ -40,6 +40,16 @@ SHARED = (
 )
 
 
+def shared_options() -> Mapping[str, Option]:
+    """Return the options of `Peers` that `[deploy]` takes."""
+    return {name: each for name, each in options_of(Peers).items() if name in SHARED}
+
+
+def engine_defaults() -> dict[str, Any]:
+    """Return the values of these options where a file leaves them out."""
+    return {name: each.default for name, each in shared_options().items()}
+
+
 class Party(Config):
     """One party: its address and its own files."""
 
@@ -53,16 +63,13 @@ class Party(Config):
 class Deployment(Config):
     """A run among peers."""
 
-    engine: dict[str, Any] = option({}, "The options of Peers that all parties share, by name.")
+    engine: dict[str, Any] = option(engine_defaults(), "The options of Peers that all parties share, by name.")
     private_draws: bool = option(False, "Draws come from a secret of each party, not from the key.")
     spec: SpecConfig = option(SpecConfig(), "The spec that all parties run.")
     peers: dict[str, Party] = option({}, "The parties by name, in the order of their clients.")
 
     def check(self) -> None:
-        """Fill in the engine's defaults. Refuse names that message keys cannot hold, and faults in synchronous mode."""
-        described = shared_options()
-        defaults = {name: each.default for name, each in described.items()}
-        object.__setattr__(self, "engine", {**defaults, **self.engine})
+        """Refuse names that message keys cannot hold, and faults in synchronous mode."""
         check_name("deploy.session", self.engine["session"])
         for name in self.peers:
             check_name("peers", name)
@@ -72,11 +79,6 @@ class Deployment(Config):
     def with_engine(self, **changes: Any) -> "Deployment":
         """Return this deployment with some options of the engine changed."""
         return replace(self, engine={**self.engine, **changes})
-
-
-def shared_options() -> Mapping[str, Option]:
-    """Return the options of `Peers` that `[deploy]` takes."""
-    return {name: each for name, each in options_of(Peers).items() if name in SHARED}
 
 
 def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) -> Deployment:
@@ -95,7 +97,7 @@ def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) ->
         spec = replace(spec, task={"clients": clients, **spec.task})
     table = dict(spec.deploy)
     own = {name: table.pop(name) for name in ("private_draws",) if name in table}
-    engine, deployed = read_engine(table), {**own, "peers": spec.peers}
+    engine, deployed = engine_defaults() | read_engine(table), {**own, "peers": spec.peers}
     found = replace(validate(Deployment, deployed), engine=engine, spec=replace(spec, peers={}, deploy={}))
     check_draws(found, "private" in spec.task)
     return found

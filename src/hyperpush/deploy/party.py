@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hyperpush.base.errors import InvalidInput, unknown
-from hyperpush.base.files import write_atomically
+from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.base.files import unwritten, write_atomically
 from hyperpush.deploy.data import read_own_data
 from hyperpush.deploy.folder import private_folder
 from hyperpush.deploy.options import (
@@ -158,12 +158,17 @@ def _run_in(
     with on_signals(watch.stop):
         result = _run(spec, engine, watch)
         summary = _summary(config, engine.party, result, watch) | {"seconds": round(time.monotonic() - began, 3)}
-        if result is not None:
-            if result.status.converged is False:
-                say(f"{engine.party}: {result.status}")
-            summary |= _write_result(out, engine.party, result, watch.before)
-            write_atomically(out / CONFIG, to_toml("spec", config.spec))
-        life.keep(to_json(summary) + "\n")
+        try:
+            if result is not None:
+                if result.status.converged is False:
+                    say(f"{engine.party}: {result.status}")
+                summary |= _write_result(out, engine.party, result, watch.before)
+                write_atomically(out / CONFIG, to_toml("spec", config.spec))
+            life.keep(to_json(summary) + "\n")
+        except OSError as error:
+            said = f"{unwritten(f'the result in {out}', error)}; make room and start again"
+            kept = ": the checkpoint holds it" if config.engine["checkpoint_every"] else ""
+            raise HyperpushError(said + kept) from None
     return summary
 
 

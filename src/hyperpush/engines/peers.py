@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -238,26 +239,28 @@ class Peers(Engine, Configured):
         start = new_start() if store is None else store.start
         secret = None if self.secret is None else draws_key(read_secret(Path(self.secret)), digest, origin, start)
         before = stored or {}
-        if store is not None:
-            store.prepare()
-        transport = Zenoh(
-            session,
-            list(self.addresses),
-            *connection,
-            digest=digest,
-            code=code.common,
-            limit=longest_message(recipe, states, data, network.clients),
-            mode=self.mode,
-            patience=self.patience,
-            close_after=self.close_after,
-            longest_wait=self.longest_wait,
-            durable=store is not None,
-            closed=before.get("closed", ()),
-            left=before.get("left", ()),
-            refused=dict(before.get("refused", ())),
-            resumed=stored is not None,
-        )
-        try:
+        with ExitStack() as held:
+            if store is not None:
+                held.callback(store.close)
+                store.prepare()
+            transport = Zenoh(
+                session,
+                list(self.addresses),
+                *connection,
+                digest=digest,
+                code=code.common,
+                limit=longest_message(recipe, states, data, network.clients),
+                mode=self.mode,
+                patience=self.patience,
+                close_after=self.close_after,
+                longest_wait=self.longest_wait,
+                durable=store is not None,
+                closed=before.get("closed", ()),
+                left=before.get("left", ()),
+                refused=dict(before.get("refused", ())),
+                resumed=stored is not None,
+            )
+            held.callback(transport.close)
             lossy = transport
             if self.faults is not None:
                 lossy = Faulty(transport, self.faults, self.fault_seed, connection.client)
@@ -280,10 +283,6 @@ class Peers(Engine, Configured):
             running.begin()
             watched = running.watch(request.progress)
             result = peer.result(peer.run(recipe, states, data, request.recorders, request.every, watched))
-        finally:
-            transport.close()
-            if store is not None:
-                store.close()
         if store is not None and not self.keep_checkpoint:
             store.remove()
         return replace(result, refused=refused_by_name(list(self.addresses), peer.counts.refused))

@@ -31,6 +31,7 @@ from hyperpush.task.task import Task
 
 PRODUCTS = 200  # limit of the Newton step after training, when no estimate has used the Hessian
 DIFFERENT = 3  # two estimates that differ by more than this multiple of their claimed errors disagree
+BESIDE = ("clients_per_batch", "compile_fully")  # options of an engine that the judge beside the run shares
 CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
@@ -74,7 +75,7 @@ class Certifier:
             return status
         if not certify:
             return status.judged(NOT_CERTIFIED)
-        if not again and any(getattr(part, "judges", False) for part in _parts(self.adapted)):
+        if not again and any(part.judges for part in _parts(self.adapted)):
             return status
         if why := self.unseen():
             return status.judged(Status(None, f"params not checked: {why}"))
@@ -96,7 +97,7 @@ class Certifier:
         kind = jnp.result_type(*jax.tree.leaves(self.task.params))
         scale = max(_distance_of(found.value), float(np.sqrt(jnp.finfo(kind).eps * np.mean(terms**2))))
         off = _distance_of(value, found.value) / scale if scale > 0 else 0.0
-        tolerance = getattr(self.adapted, "tolerance", None)
+        tolerance = self.adapted.option("tolerance")
         asked = default_tolerance(kind) if tolerance is None else max(float(tolerance), FINEST * jnp.finfo(kind).eps)
         if off <= DIFFERENT * max(asked, (status.error or 0.0) + known):
             return status
@@ -118,7 +119,7 @@ class Certifier:
         if found.residual is None or (kind == "shared" and found.disagreement is None):
             return status.judged(found)
         away = found.residual + (found.disagreement or 0.0)
-        tolerance = getattr(self.adapted, "tolerance", None)
+        tolerance = self.adapted.option("tolerance")
         if away <= (NEAR if tolerance is None else float(tolerance)):
             judged = status.judged(replace(found, converged=True))
             return judged if judged.converged is False else replace(judged, converged=True, reason="tolerance")
@@ -130,7 +131,7 @@ class Certifier:
 
     def _with_caveat(self, reason: str) -> str:
         """Return the reason with the solver's caveat, which explains a remaining bias of its params."""
-        caveat = getattr(self.adapted, "caveat", "")
+        caveat = self.adapted.caveat
         return f"{reason}; {caveat}" if caveat else reason
 
     def judge_own(self, size: float = 0.0) -> Status:
@@ -163,8 +164,8 @@ class Certifier:
         report, zeros = Report.none((task.clients,)), jax.tree.map(jnp.zeros_like, task.hypers)
         known |= {"report": report, "terms": jnp.zeros(task.clients), "start": start_of(task)}
         states = HypergradientState(task.params, task.hypers, zeros, **known)
-        few = getattr(self.engine, "clients_per_batch", None)
-        engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(clients_per_batch=few)
+        options = {name: getattr(self.engine, name) for name in BESIDE if hasattr(self.engine, name)}
+        engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(**options)
         with surround():
             found = engine.run(ProgramRecipe(build, (checker, problem)), self.network, states, task.data, self.key)
         return found.states
@@ -228,7 +229,7 @@ def _rms(sizes: Array) -> float:
 
 
 def _trust(method: Method) -> bool:
-    return all(getattr(part, "trust", True) for part in _parts(method))
+    return all(part.option("trust") is not False for part in _parts(method))
 
 
 def problem_of(method: Method) -> Literal["", "shared", "own"]:
@@ -246,5 +247,5 @@ def problem_of(method: Method) -> Literal["", "shared", "own"]:
 
 def _with_products(method: Method, problem: Problem) -> Problem:
     """Return the problem with the method's products: differences of gradients if it asks for them."""
-    differ = any(getattr(part, "products", "exact") == "difference" for part in _parts(method))
+    differ = any(part.option("products") == "difference" for part in _parts(method))
     return DifferenceProblem.of(problem) if differ else problem

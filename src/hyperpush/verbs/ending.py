@@ -89,9 +89,9 @@ def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState
 
 def _without_gradient(method: Algorithm) -> str:
     """Return the reason why a nested algorithm's first and last hypergradients cannot show stationarity."""
-    if getattr(method, "stop", None) is not None:
+    if method.option("stop") is not None:
         return "early stopping reports another step than the last"
-    return "" if getattr(method, "ties", None) is None else "ties add a penalty to the gradient"
+    return "" if method.option("ties") is None else "ties add a penalty to the gradient"
 
 
 def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Status, Costs]:
@@ -162,7 +162,7 @@ def _unseen(call: "Call", after: Task) -> str:
         return "its messages carry noise, and judging would send clean ones"
     if after.joint:
         return "an outer cost of all clients together"
-    if getattr(call.method, "personal", ()):
+    if call.method.option("personal"):
         return "hypers of which some are shared and some personal"
     return call.certifier(after).unseen() or call.engine.no_tree
 

@@ -133,13 +133,13 @@ def test_mass_is_the_same_at_every_pause_whoever_is_killed_stopped_or_late(seed,
     stores = [Kept() for _ in range(CLIENTS)]
     hall, least = Turns(CLIENTS, seed, stores), [1.0]
     network = hp.networks.RandomDirected(CLIENTS, probability=(0.4, 0.8))
-    found, failures = {}, []
+    found, peers, failures = {}, {}, []
 
     def party(client):
         try:
             with hall.lock:
                 hall.lock.wait_for(lambda: hall.turn == client, 300)
-            found[client] = walk(
+            found[client], peers[client] = walk(
                 hall,
                 network,
                 push_sum(ROUNDS),
@@ -148,7 +148,7 @@ def test_mass_is_the_same_at_every_pause_whoever_is_killed_stopped_or_late(seed,
                 store=stores[client],
                 dies=[None] * 12,
                 seat=TurnSeat,
-            )[0]
+            )
         except BaseException as failure:
             failures.append(failure)
         finally:
@@ -168,6 +168,9 @@ def test_mass_is_the_same_at_every_pause_whoever_is_killed_stopped_or_late(seed,
     hall.play(check)
     assert not failures, failures
     assert hall.kills >= 2
+    for peer in peers.values():  # nobody is taken for a liar, and each has heard enough of the others
+        assert not peer.counts.rejections["wrong-mass"]
+        assert peer.counts.isolation == ""
     assert min(least) > 0.02  # nobody has pushed away all that it had
     with jax.enable_x64(True):
         assert sum(float(mass) for _, mass in found.values()) == pytest.approx(CLIENTS, rel=1e-12)
