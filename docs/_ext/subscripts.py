@@ -38,9 +38,11 @@ class Subscripts(SphinxPostTransform):
 
 def _is_kept(node: nodes.Node) -> bool:
     """True inside code, equations, and signatures."""
-    while (node := node.parent) is not None:
-        if isinstance(node, KEPT) or node.tagname.startswith("desc_sig") or node.tagname == "desc_addname":
+    above = node.parent
+    while above is not None:
+        if isinstance(above, KEPT) or above.tagname.startswith("desc_sig") or above.tagname == "desc_addname":
             return True
+        above = above.parent
     return False
 
 
