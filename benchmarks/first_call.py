@@ -3,8 +3,8 @@
 `time python benchmarks/first_call.py` measures the waiting time; compilation takes most of it.
 """
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
 import hyperpush as hp
 
@@ -18,9 +18,9 @@ def l2(x, hyper):  # added to the training cost; each client has its own rate
     return jnp.exp(hyper) * jnp.sum(x**2)
 
 
-n, keys = 20, jax.random.split(jax.random.key(0))
-inputs = jax.random.normal(keys[0], (n, 60, 5))  # clients on axis 0, or a list of clients of any sizes
-targets = inputs @ jnp.arange(5.0) + 3 * jax.random.normal(keys[1], (n, 60))
+n, draw = 20, np.random.default_rng(0)
+inputs = draw.normal(size=(n, 60, 5))  # clients on axis 0, or a list of clients of any sizes
+targets = inputs @ np.arange(5.0) + 3 * draw.normal(size=(n, 60))
 task = hp.Task(
     inner=loss,
     penalty=l2,

@@ -19,7 +19,7 @@ release = metadata.version("hyperpush")
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 # MathJax comes from the site's own _static folder, so equations need no network.
-extensions += ["myst_nb", "sphinx-mathjax-offline", "markdown_docstrings"]
+extensions += ["myst_nb", "sphinx-mathjax-offline", "markdown_docstrings", "subscripts"]
 exclude_patterns = ["_ext", "_build", "jupyter_execute"]
 templates_path = ["_templates"]
 

@@ -140,7 +140,13 @@ def files_of(folder: Path) -> Iterator[tuple[str, Any]]:
     for file in sorted(each for each in folder.rglob("*") if each.is_file()):
         name = file.relative_to(folder).as_posix()
         if file.suffix == ".safetensors":
-            yield name, {key: summary(array) for key, array in sorted(load_file(file).items())}
+            arrays = sorted(load_file(file).items())
+            if file.stem != "all":
+                yield name, {key: summary(array) for key, array in arrays}
+                continue
+            for client in range(len(arrays[0][1])):  # a file of all clients has one row for each
+                own = {key: summary(array[client]) for key, array in arrays}
+                yield file.with_stem(f"client-{client}").relative_to(folder).as_posix(), own
         elif file.suffix == ".png":
             yield name, "figure"
         elif file.suffix in (".csv", ".md", ".txt"):

@@ -14,6 +14,7 @@ import hyperpush as hp
 from hyperpush.cli.app import main
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.swarm import free_ports
+from hyperpush.engines.peer import Checkpoint
 from hyperpush.methods.registry import registered
 from hyperpush.programs import Local
 from hyperpush.tasks.logistic import logistic
@@ -152,6 +153,7 @@ sys.modules["zenoh"] = sys.modules["cryptography"] = None  # as if the extra wer
 import hyperpush as hp
 from hyperpush.cli.app import main
 from hyperpush.programs import Local
+from hyperpush.engines.peer import Checkpoint
 from hyperpush.methods.registry import registered
 from hyperpush.tasks.logistic import logistic
 task = logistic(2, 0)
@@ -255,3 +257,45 @@ def test_killed_after_all_were_done_a_party_needs_nobody_to_end(tmp_path):
     assert np.abs(first.params).max() > 0
     np.testing.assert_array_equal(again.params, first.params)
     assert again.costs.rounds == first.costs.rounds
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", [0, 1])
+def test_with_a_server_a_party_that_is_killed_comes_back_be_it_the_server(victim, tmp_path, monkeypatch):
+    method, network = hp.FedAvg(steps=6, step_size=0.3), hp.networks.FullyConnected(2)
+    addresses: dict[str, str | None] = {
+        name: f"127.0.0.1:{port}" for name, port in zip(NAMES[:2], free_ports(2), strict=True)
+    }
+    task = logistic(2, 0).replace(names=NAMES[:2])
+    saves = []
+
+    def save(store, facts, save=Checkpoint.save):
+        save(store, facts)
+        if NAMES[victim] in str(store.paths[0]):
+            saves.append(facts["step"])
+            if len(saves) == 4:
+                raise Killed
+
+    monkeypatch.setattr(Checkpoint, "save", save)
+
+    def party(client):
+        def train():
+            options = {"tls": False, "session": "server", "patience": 60.0, "checkpoint": tmp_path / NAMES[client]}
+            engine = hp.Peers(NAMES[client], addresses, **options)
+            return hp.train(task.for_client(NAMES[client]), method, network, key=0, engine=engine, certify=False)
+
+        if client != victim:
+            return train()
+        with pytest.raises(Killed):
+            train()
+        return train()
+
+    found = together(2, party)
+    truth = hp.train(task, method, network, key=0, certify=False)
+    assert saves[3] > 0
+    assert len(saves) > 4
+    np.testing.assert_allclose(np.stack([each.params for each in found]), truth.params, atol=1e-5)

@@ -160,6 +160,16 @@ def test_the_smallest_ritz_value_is_that_of_the_tridiagonal_matrix(least):
         np.testing.assert_allclose(found.smallest(jnp.asarray(1e-15)), truth, rtol=2e-3)
 
 
+def test_ritz_values_without_more_room_stay_those_of_the_known_steps():
+    steps = [(0.5, 0.3), (0.4, 0.2), (0.6, 0.7), (3.0, 0.1), (0.01, 2.0)]
+    found = known = Tridiagonal.start(3, jnp.zeros(()).dtype)
+    for place, (length, ratio) in enumerate(steps):
+        found = found.append(jnp.asarray(length), jnp.asarray(ratio))
+        known = found if place <= 2 else known
+    for name in ("pivots", "ratios", "count", "least", "most"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(known, name))
+
+
 @pytest.mark.long
 def test_many_outer_steps_do_not_wear_out_what_is_known_of_the_hessian():
     """The smallest eigenvalue is carried along with some caution, which must not pile up."""

@@ -12,6 +12,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.deploy.train_first import TrainFirst
 from hyperpush.methods.base import Method
 from hyperpush.methods.registry import registered
 
@@ -110,3 +111,20 @@ def test_checks_of_what_may_be_missing():
         check_integer("x", 0, 1, optional=True)
     with pytest.raises(hp.InvalidInput, match="x: got None; allowed: a finite number above 0"):
         check_positive("x", None)
+
+
+def test_facts_may_depend_on_options():
+    class Either(hp.SGP):
+        info = hp.extend.info_by_options(
+            hp.SGP.info, lambda self, usual: dataclasses.replace(usual, network="any" if self.steps else "none")
+        )
+
+    assert Either.info == hp.SGP.info
+    assert [Either(steps, 0.1).info.network for steps in (1, 0)] == ["any", "none"]
+    assert Either.usage() == hp.SGP.usage().replace("SGP", "Either")
+
+
+def test_a_training_before_an_estimate_has_the_facts_of_the_estimator():
+    first = TrainFirst(hp.SGP(3, 0.1), hp.TreeCG())
+    assert first.info == hp.TreeCG.info
+    assert TrainFirst.usage().startswith("TrainFirst(")

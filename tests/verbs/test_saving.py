@@ -140,6 +140,9 @@ def test_a_folder_without_its_models_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "run" / "models" / "params")
     with pytest.raises(hp.InvalidInput, match="which lacks models/params"):
         _ = hp.load(tmp_path / "run", task=make_task()).result
+    for other in (tmp_path, "/"):
+        with pytest.raises(hp.InvalidInput, match="the folder of a finished run"):
+            hp.load(other)
 
 
 def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):

@@ -5,14 +5,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
 
 SMALL = 1 << 24  # largest size in bytes that is copied on the host first
+KEPT, MANY = 1 << 12, 256  # largest size in bytes of an array that is kept, and their number
+
+
+_filled: dict[Any, Array] = {}  # of 0, 1 and −1: most starts
 
 
 def filled(shape: int | tuple[int, ...], value: Any, dtype: Any = None) -> Array:
-    """Return an array of one value, of JAX's float type unless a type is given."""
-    return jax.device_put(np.full(shape, value, jnp.result_type(float) if dtype is None else dtype))
+    """Return an array of one value, of JAX's float type unless a type is given. Small ones are made once."""
+    kind = np.dtype(jnp.result_type(float) if dtype is None else dtype)
+    key = (shape, value, kind, getattr(jax.config, "jax_default_device"))  # noqa: B009, JAX makes it when it runs
+    found = _filled.get(key)
+    if found is not None and not found.is_deleted():
+        return found
+    made = jax.device_put(np.full(shape, value, kind))
+    usual = value in (0, 1, -1) and made.nbytes <= KEPT and len(_filled) < MANY
+    if usual and not isinstance(made, Tracer):
+        _filled[key] = made
+    return made
 
 
 def copies(leaf: Array, count: int) -> Array:

@@ -12,7 +12,7 @@ from hyperpush.base.checks import check_boolean
 from hyperpush.engines import keys
 from hyperpush.engines.base import Request, ambient, surround
 from hyperpush.engines.compiled.compile import Level
-from hyperpush.engines.compiled.effort import effort, level_of
+from hyperpush.engines.compiled.effort import Choice, effort
 from hyperpush.engines.compiled.interpreter import Visit
 from hyperpush.engines.compiled.placement import SingleDevice
 from hyperpush.engines.compiled.run import CompiledEngine, prepare
@@ -21,6 +21,7 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.planning import ones
 from hyperpush.engines.result import Record, recorders_of
 from hyperpush.networks import Network
+from hyperpush.networks.trees import tree_of
 from hyperpush.programs import Node, ProgramRecipe, as_recipe, one_client, profile
 
 
@@ -34,9 +35,9 @@ class Simulate(CompiledEngine):
             computes all at once, but in turn where a client's state and the largest array that it computes take more
             than 1 MB and more than its data: then turns are as fast, and activations exist once.
         faults: Faults of the links. None: reliable links.
-        compile_fully: True lets XLA spend its full effort on every run. False compiles runs of an estimated few
-            milliseconds with fewer optimizations, which saves a fifth to a half of first calls. Their later calls
-            take up to twice as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
+        compile_fully: True lets XLA spend its full effort on every run. False compiles long programs with little
+            work with fewer optimizations, which saves a fifth to a half of first calls. Their later calls take up to
+            1.5 times as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
 
     Raises:
         InvalidInput: An option is out of range.
@@ -58,12 +59,15 @@ class Simulate(CompiledEngine):
         self.check_faults(self.faults)
         check_boolean("Simulate.compile_fully", self.compile_fully)
 
-    def level_of(self, recipe: ProgramRecipe, network: Network, states: PyTree, data: PyTree, runs: int = 1) -> Level:
+    def level_of(
+        self, recipe: ProgramRecipe, network: Network, states: PyTree, data: PyTree, runs: int = 1
+    ) -> Level | Choice:
         """Return the compile level of a program with `runs` pure evaluations."""
         if self.compile_fully:
             return "full"
         found = profile(recipe, one_client(states), one_client(data), network.clients)
-        return level_of(runs * effort(found, network))
+        tree = tree_of(network, self.faults is not None) if found.by_tree else None
+        return Choice(runs * effort(found, network, tree))
 
     def devices_of_run(self) -> Mesh | None:
         return processes.mesh() if processes.count() > 1 and self.faults is None else None

@@ -97,8 +97,8 @@ class TrackedHGP(HypergradientEstimator):
             rounds of scalars. On a private task it follows from the bound of curvature and the penalty, without a
             release.
         pushes: Rounds of push-sum per step, at least 1. None finds the number that shrinks differences between
-            clients threefold, in a few rounds of scalars. On lossy links, None takes the number of rounds in which a
-            value reaches all clients.
+            clients threefold, in a few rounds of scalars; on complete networks it is 1. On lossy links, None takes the
+            number of rounds in which a value reaches all clients.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
         tolerance: Largest accepted relative error of any client's result, above 0. The true error is usually at most
             a tenth of it. Clients vote every five steps. Values below 1e-4 in float32 (2e-13 in float64) count as
@@ -160,7 +160,8 @@ class TrackedHGP(HypergradientEstimator):
 
     def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedHGP":
         if engine is None or engine.lossy is None:
-            return self
+            direct = self.pushes is None and network is not None and network.scheduled and network.flood_rounds() <= 1
+            return replace(self, pushes=1) if direct else self
         return replace(self, votes=False, pushes=self.pushes or min(network.flood_rounds(), MOST_PUSHES))
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:

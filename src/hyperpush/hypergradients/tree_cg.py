@@ -211,7 +211,10 @@ class TreeCG(SystemSolver):
         begun = self._state(state, ravel_pytree(source)[0], direct, norm_of_jacobian(problem, state, ctx))
         random = probe_of(begun.x.size, begun.x.dtype, ctx)
         probe = Probe(
-            Descent.start(random, self.steps), jnp.zeros_like(random), jnp.linalg.norm(random), jnp.ones((), bool)
+            Descent.start(random, self._room(random)),
+            jnp.zeros_like(random),
+            jnp.linalg.norm(random),
+            jnp.ones((), bool),
         )
         return replace(begun, probe=probe)
 
@@ -228,7 +231,7 @@ class TreeCG(SystemSolver):
             jacobian_norm=jacobian_norm,
             x=known.x,
             along_x=optax.tree.zeros_like(direct),
-            descent=Descent.start(none, self.steps),
+            descent=Descent.start(none, self._room(none)),
             probe=None,
             image=none,
             squared=zero,
@@ -313,12 +316,12 @@ class TreeCG(SystemSolver):
             singular = flat & (curvature < -floor)
             settled = descent.size <= floor / descent.ritz.most * probe.first
         useful = probe.on & ~flat
-        on = ~settled & (descent.ritz.count < self.steps)
+        on = ~settled & (descent.ritz.count < self._room(image))
         after = choose(useful, replace(probe, descent=descent, on=on), replace(probe, on=probe.on & ~flat))
         known = jnp.where(useful, smaller(state.smallest, smallest), state.smallest)
         if self.ignores_flat:
             begins, size = state.count == 1, jnp.linalg.norm(image)
-            first = replace(probe, descent=Descent.start(image, self.steps), first=size, on=size > 0)
+            first = replace(probe, descent=Descent.start(image, self._room(image)), first=size, on=size > 0)
             after = choose(begins, first, after)
             known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
         reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
@@ -336,7 +339,7 @@ class TreeCG(SystemSolver):
         reason = jnp.where(waits, state.reason, reason)
         return replace(
             state,
-            descent=Descent.start(residual / jnp.where(size > 0, size, 1), self.steps),
+            descent=Descent.start(residual / jnp.where(size > 0, size, 1), self._room(residual)),
             begin=jnp.where(waits, state.begin, size),
             drift=jnp.zeros_like(state.drift),
             error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
@@ -381,6 +384,10 @@ class TreeCG(SystemSolver):
             return jnp.zeros((), bool)
         hidden = HIDDEN / jnp.sqrt(state.x.size) * state.probe.first
         return state.probe.on & (state.probe.descent.size > hidden) & state.certify
+
+    def _room(self, like: Array) -> int:
+        """Return how many steps of a descent Ritz values remember. Rounding delays their convergence beyond d steps."""
+        return min(self.steps, 4 * like.size + 20)
 
     def _tolerance(self, like: Array) -> Any:
         return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance

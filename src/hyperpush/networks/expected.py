@@ -11,6 +11,7 @@ import numpy as np
 from scipy.sparse.csgraph import shortest_path
 
 from hyperpush.networks.base import Network
+from hyperpush.networks.remembered import remembered
 from hyperpush.networks.trees import ROOT, WaitingTree
 
 AVERAGES = 10  # that conjugate gradients take, seen on logistic regression and quadratics
@@ -85,6 +86,7 @@ def spreading(network: Network) -> Spreading:
     return Spreading(math.ceil(mixing), max(hops, math.ceil(math.log(network.clients) / growth)) + MISSED)
 
 
+@remembered
 def tree_pays(network: Network, size: int, losses: Losses | None = None) -> bool:
     """Return whether averages of `size` numbers along a tree are the better choice on this network.
 

@@ -28,6 +28,7 @@ from scipy.sparse.csgraph import breadth_first_order, dijkstra
 from hyperpush.networks.base import Network
 from hyperpush.networks.links import Links
 from hyperpush.networks.reach import require_connected
+from hyperpush.networks.remembered import remembered
 
 ROOT = 0
 LONGEST = 100_000  # rounds after which an average along a tree gives up
@@ -155,6 +156,7 @@ class WaitingTree(eqx.Module):
 Tree = PlannedTree | WaitingTree
 
 
+@remembered
 def tree_of(network: Network, lossy: bool) -> Tree:
     """Return the tree of a network. On links that lose messages clients always wait, because plans do not hold."""
     return PlannedTree(network) if network.scheduled and not lossy else WaitingTree(network)

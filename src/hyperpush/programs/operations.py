@@ -23,6 +23,11 @@ def largest(jaxpr: Jaxpr) -> int:
     return max([_bytes(made) for eqn in jaxpr.eqns for made in eqn.outvars] + [largest(each) for each in inside] + [0])
 
 
+def equations(jaxpr: Jaxpr) -> int:
+    """Return the number of equations of a traced program, inner programs included: what a compiler has to read."""
+    return sum(1 + sum(map(equations, jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
+
+
 def _of(eqn: Any) -> int:
     name, params, made = eqn.primitive.name, eqn.params, sum(map(_size, eqn.outvars))
     if name == "cond":

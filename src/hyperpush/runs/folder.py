@@ -56,7 +56,7 @@ class RunFolder:
     @property
     def work(self) -> Path:
         """The folder to write to: a hidden one that is renamed at the end, or the final one."""
-        return self.path.with_name(f".{self.path.name}.partial") if self.hidden else self.path
+        return self.path.parent / f".{self.path.name}.partial" if self.hidden else self.path
 
     @property
     def lock(self) -> Path:

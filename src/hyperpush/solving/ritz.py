@@ -31,18 +31,19 @@ class Tridiagonal(eqx.Module):
         return Tridiagonal(zeros, zeros, jnp.zeros((), jnp.int32), zero, zero)
 
     def append(self, length: Float[Array, ""], ratio: Float[Array, ""]) -> "Tridiagonal":
-        """Return T after a step of this length α and ratio β."""
+        """Return T after a step of this length α and ratio β; without room the known part stays."""
         k, pivot = self.count, 1 / length
+        full = k >= self.pivots.size
         last = jnp.where(k > 0, self.ratios[k - 1] * self.pivots[k - 1], 0)  # β/α of the step before
         beside = jnp.where(k > 0, jnp.sqrt(self.ratios[k - 1]) * self.pivots[k - 1], 0)
         diagonal = pivot + last
         return replace(
             self,
-            pivots=self.pivots.at[k].set(pivot),
-            ratios=self.ratios.at[k].set(ratio),
-            count=k + 1,
-            least=jnp.where(k > 0, jnp.minimum(self.least, diagonal), diagonal),
-            most=jnp.maximum(self.most, diagonal + beside + jnp.sqrt(ratio) * pivot),
+            pivots=self.pivots.at[k].set(pivot, mode="drop"),
+            ratios=self.ratios.at[k].set(ratio, mode="drop"),
+            count=jnp.where(full, k, k + 1),
+            least=jnp.where(k > 0, jnp.minimum(self.least, jnp.where(full, jnp.inf, diagonal)), diagonal),
+            most=jnp.maximum(self.most, jnp.where(full, 0, diagonal + beside + jnp.sqrt(ratio) * pivot)),
         )
 
     def smallest(self, floor: Float[Array, ""]) -> Float[Array, ""]:

@@ -31,6 +31,7 @@ from hyperpush.task.task import Task
 
 PRODUCTS = 200  # limit of the Newton step after training, when no estimate has used the Hessian
 DIFFERENT = 3  # two estimates that differ by more than this multiple of their claimed errors disagree
+BESIDE = ("clients_per_batch", "compile_fully")  # options of an engine that the judge beside the run shares
 CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
@@ -163,8 +164,8 @@ class Certifier:
         report, zeros = Report.none((task.clients,)), jax.tree.map(jnp.zeros_like, task.hypers)
         known |= {"report": report, "terms": jnp.zeros(task.clients), "start": start_of(task)}
         states = HypergradientState(task.params, task.hypers, zeros, **known)
-        few = getattr(self.engine, "clients_per_batch", None)
-        engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(clients_per_batch=few)
+        options = {name: getattr(self.engine, name) for name in BESIDE if hasattr(self.engine, name)}
+        engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(**options)
         with surround():
             found = engine.run(ProgramRecipe(build, (checker, problem)), self.network, states, task.data, self.key)
         return found.states

@@ -10,7 +10,7 @@ the same call gives the same bits.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -56,6 +56,7 @@ class CompileCounts:
 
     compilations: int = 0
     lines: int = 0
+    levels: list[Level] = field(default_factory=list)
     peak: int = 0  # arguments, results and temporaries, by XLA's account
 
 
@@ -84,7 +85,7 @@ def call(
 ) -> PyTree:
     """Return `function(given, donated)`, compiled at a level; the arrays of `donated` may be overwritten.
 
-    The level may be a function of the traced program, such as `effort.level_of_one_run`.
+    The level may be a function of the traced program, such as `effort.level_of_one_run` or `effort.Choice`.
 
     Arrays and NumPy numbers are arguments of the compiled program; everything else is structure. The function may also
     return other objects than arrays, if these depend on structure alone.
@@ -152,10 +153,11 @@ def _compile(
     traced = [array for array in arrays if array is not None]
     trace = jax.jit(program, donate_argnums=1).trace(traced[:count], traced[count:])
     lowered = convolutions.lower(trace)
+    level = level(trace.jaxpr.jaxpr) if callable(level) else level
     for counts in _counting:
         counts.compilations += 1
         counts.lines += lowered.as_text().count("\n")
-    level = level(trace.jaxpr.jaxpr) if callable(level) else level
+        counts.levels.append(level)
     options = OPTIONS[level] if jax.default_backend() == "cpu" else None
     compiled = lowered.compile(compiler_options=options)
     for counts in _counting:

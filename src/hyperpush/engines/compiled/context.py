@@ -15,6 +15,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from hyperpush.base import processes
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.compile import Level
+from hyperpush.engines.compiled.effort import Choice
 from hyperpush.engines.compiled.placement import AXIS, Placement
 from hyperpush.engines.faults import Faults
 from hyperpush.networks import Network
@@ -38,7 +39,7 @@ class RunContext(eqx.Module):
     tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # paths of these averages
     agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach all clients
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
-    level: Level = eqx.field(static=True, default="full")  # of compiling, see `compile.py`
+    level: Level | Choice = eqx.field(static=True, default="full")  # of compiling, see `compile.py`
     mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device
 
     @classmethod

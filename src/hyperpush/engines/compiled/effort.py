@@ -1,22 +1,25 @@
 """Estimate the work of a run from its structure alone, to select the compile level and compilation in one piece."""
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 from jaxtyping import PyTree
 
 from hyperpush.engines.compiled.compile import Level
 from hyperpush.networks import Network
+from hyperpush.networks.trees import Tree, WaitingTree
 from hyperpush.programs import Path, Profile, bytes_of, one_client
-from hyperpush.programs.operations import DRAWN, OPEN_ENDED, operations
+from hyperpush.programs.operations import DRAWN, OPEN_ENDED, equations, operations
 
 STARTED = 100_000  # operations in the time to start one leaf or one exchange, about 0.5 µs
-# Runs with fewer operations are compiled at level "quick" or "light". An operation takes about 5 ps on one of two
-# cores, so these limits are 1.5 and 20 ms (docs/results/benchmarks.md).
-QUICK = 300_000_000
-LIGHT = 4_000_000_000
+# Programs with less work per equation are compiled at level "quick" or "light". An equation takes about a millisecond
+# more to compile fully than quickly, and a quick program computes about a tenth as fast (docs/results/benchmarks.md).
+QUICK = 150_000
+LIGHT = 800_000
+ONCE = 4_000_000_000  # operations that take 0.15 s in a quick program
 # A run with fewer operations is compiled in one piece if it is not watched: it takes up to about a second.
 WHOLE = 100_000_000_000
 # Clients with more bytes than this are computed in turn: about what the cache of one core holds. Larger arrays leave
@@ -33,29 +36,35 @@ def clients_at_a_time(found: Profile, data: PyTree) -> int | None:
     return 1 if heavy > max(HEAVY, bytes_of(one_client(data))) else None
 
 
-def level_of(size: int) -> Level:
-    """Return the compile level of a run with `size` operations."""
-    return "quick" if size < QUICK else "light" if size < LIGHT else "full"
+class Choice(NamedTuple):
+    """The choice of a compile level for a run with `size` operations: it spends effort where there is work."""
+
+    size: int
+
+    def __call__(self, jaxpr: Jaxpr) -> Level:
+        work = self.size / max(equations(jaxpr), 1)
+        return "quick" if work < QUICK else "light" if work < LIGHT else "full"
 
 
-def level_of_one_run(jaxpr: Any) -> Level:
-    """Return the compile level of a program that runs once: a check, or the costs at the end of a study.
+def level_of_one_run(jaxpr: Jaxpr) -> Level:
+    """Return the compile level of a program that runs once: a check, or the costs at the end of a study."""
+    return "quick" if operations(jaxpr) < ONCE else "full"
 
-    Quick compiling saves about 0.3 s, and below this limit it costs at most 0.15 s of the run.
+
+def effort(found: Profile, network: Network, tree: Tree | None = None) -> int:
+    """Return the operations of one run for all clients. Loops that clients end count as at most 30 passes.
+
+    An average along the `tree` counts the rounds in which it is expected to wait for links.
     """
-    return "quick" if operations(jaxpr) < LIGHT else "full"
-
-
-def effort(found: Profile, network: Network) -> int:
-    """Return the operations of one run for all clients. Loops that clients end count as at most 30 passes."""
     passes: dict[Path, int] = {(): 1}
     for body, around, loop in found.loops:
         passes[body] = passes[around] * (min(loop.at_most, OPEN_ENDED) if loop.agreed else loop.at_most)
     leaves = [passes[body] * (STARTED * count + network.clients * done) for body, (count, done) in found.effort.items()]
     links, drawn = links_of(network), DRAWN if network.varying else 0
+    waits = tree.planned_rounds if isinstance(tree, WaitingTree) else 1
     rounds = [
-        passes[body] * count * (STARTED + links * (width + drawn))
-        for (body, count), width in zip(found.rounds, found.width.values(), strict=True)
+        passes[body] * count * ((waits if path in found.by_tree else 1) * (STARTED + links * drawn) + links * width)
+        for (body, count), (path, width) in zip(found.rounds, found.width.items(), strict=True)
     ]
     return sum(leaves) + sum(rounds)
 

@@ -14,7 +14,7 @@ from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
-from hyperpush.engines.compiled.effort import clients_at_a_time, effort, level_of
+from hyperpush.engines.compiled.effort import Choice, clients_at_a_time, effort
 from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
@@ -43,10 +43,10 @@ class CompiledEngine(Engine):
         """Run a request, see `Engine.run`."""
         network, key, mesh = request.network, request.key, self.devices_of_run()
         found, carry, options = prepare(request)
-        size = effort(found, network)
+        size = effort(found, network, options["tree"])
         batch = self.clients_per_batch or clients_at_a_time(found, request.data)
         options |= {"faults": request.faults, "batch": batch, "mesh": mesh}
-        options["level"] = "full" if self.compile_fully else level_of(size)
+        options["level"] = "full" if self.compile_fully else Choice(size)
         placement, numbers = placement_on(network, mesh, request.states), request.recipe.traceable()
         context = Interpreter.of(network, placement, request.data, key, numbers, **options)
         loop = HostLoop(context, request, found, size)

@@ -18,7 +18,7 @@ from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.keys import as_bits, from_bits
 from hyperpush.engines.peer.channels import Channels
 from hyperpush.engines.peer.state import Frame, PeerState, RecordedRow, Stage, clock
-from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence
+from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence, Server
 from hyperpush.programs import at as node_at
 
 # Fields of a `PeerState` that JSON can hold unchanged.
@@ -107,7 +107,7 @@ class SavedPeer:
             inside = isinstance(node, Scope)
             frames.append(Frame(at, times, as_tree(outer, found.states[path]) if inside else None, rows))
             path = (*path, at if isinstance(node, Sequence) else 0)
-        if not isinstance(node_at(program, path), Exchange | Average):
+        if not isinstance(node_at(program, path), Exchange | Average | Server):
             raise HyperpushError("the checkpoint is of another program")
         return frames
 

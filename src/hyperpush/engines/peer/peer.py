@@ -331,6 +331,9 @@ class Peer:
         return self._receive(node, late, state, Received(channel.take(), 1.0, [], nobody))
 
     def _run_server(self, node: Server, state: PyTree, at: PeerCursor) -> PyTree:
+        if self._resumed is not None:
+            state = self._restore(self._profile.states[at.path])
+        self._save(state, False)
         message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
         key = in_turn(lambda: compute_key(self.key, np.asarray(at.address, np.uint32)))
         answer = ask_server(self._messenger, node, at.path, message, key, self.network.clients)
