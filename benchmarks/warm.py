@@ -55,16 +55,16 @@ def a9a() -> Row:
         found["ours"] = run.value
         return run.value
 
-    optimality = jax.grad(lambda x, h: jnp.mean(loss(x, h, train)) + l2(x, h))
     solve = partial(linear_solve.solve_cg, tol=1e-4)
 
     @jax.jit
-    def implicit(x: Any, h: Any) -> Any:
+    def implicit(x: Any, h: Any, train: Any, test: Any) -> Any:
+        optimality = jax.grad(lambda x, h: jnp.mean(loss(x, h, train)) + l2(x, h))
         along = jax.grad(lambda x: jnp.mean(loss(x, h, test)))(x)
         return implicit_diff.root_vjp(optimality, x, (h,), along, solve=solve)[0]
 
     def theirs() -> Any:
-        found["jaxopt"] = implicit(x, jnp.asarray(RATE))
+        found["jaxopt"] = implicit(x, jnp.asarray(RATE), train, test)
         return found["jaxopt"]
 
     (own, _), (other, _) = later(ours), later(theirs)

@@ -262,3 +262,12 @@ def test_without_cooperation():
         expected = direct.value[i] - first["coupling"][i] @ np.linalg.solve(damped, pull)
         np.testing.assert_allclose(local.value[i], expected, rtol=1e-8)
     assert direct.costs.rounds == local.costs.rounds == 0
+
+
+@pytest.mark.parametrize(
+    ("network", "pushes"),
+    [(hp.networks.FullyConnected(4), 1), (hp.networks.FullyConnected(1), 1), (hp.networks.DirectedRing(4), None)],
+)
+def test_complete_networks_need_no_search_for_pushes(network, pushes):
+    assert hp.TrackedHGP().bind(network, hp.Simulate()).pushes == pushes
+    assert hp.TrackedHGP(pushes=3).bind(network, hp.Simulate()).pushes == 3

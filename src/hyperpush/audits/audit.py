@@ -28,7 +28,8 @@ from hyperpush.tables.read import Tables
 from hyperpush.tables.task import generator_of
 from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
-from hyperpush.verbs.hooks import Hook, as_hooks
+from hyperpush.verbs.hooks import Hook
+from hyperpush.verbs.told import as_hooks
 
 FEWEST = 20  # fewest records of a party that takes part
 MOST_RETRAINED = 32  # number of params up to which models without a party are trained to the solution

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from hyperpush.base import processes
-from hyperpush.base.errors import Diverged, InvalidInput
+from hyperpush.base.errors import Diverged
 from hyperpush.programs import Path
 
 SMALLER = "A smaller step size may help."
@@ -103,22 +103,6 @@ class Hook:
 
     def keep_result(self, run: Any, snapshot: Callable[[], Snapshot | None]) -> None:
         """Observe the result of a run. `run` is a `HostLoop`."""
-
-
-class Progress(Hook):
-    """Reports the progress of a run to a function.
-
-    Args:
-        tell: Function called as `tell(loop, done, total)` between compiled chunks. An exception ends the run.
-    """
-
-    def __init__(self, tell: Callable[[str, int, int], None]):
-        if not callable(tell):
-            raise InvalidInput("Progress.tell", tell, "a function of (loop, done, total)")
-        self.tell = tell
-
-    def advance(self, loop: str, done: int, total: int) -> None:
-        self.tell(loop, done, total)
 
 
 class Divergence(Hook):

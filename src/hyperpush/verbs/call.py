@@ -28,11 +28,11 @@ from hyperpush.verbs.budget import Budget, budget_of
 from hyperpush.verbs.certify import Certifier, estimate_recipe
 from hyperpush.verbs.checks import CONCRETE, branch_refused, check_key
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.hooks import Told, as_hooks
 from hyperpush.verbs.recording import finite_history
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
 from hyperpush.verbs.scales import large_column
+from hyperpush.verbs.told import Told, as_hooks
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,21 @@
 """Hooks: observers of a run. They are called between compiled chunks and cannot change its numbers.
 
+A run without hooks may be one compiled program in place of several, which round differently in the last digits.
+
 Subclass `Hook` and override the methods you need; pass objects to a verb as `hooks=[…]`.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from rich.console import Console
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.files import as_path
-from hyperpush.engines.hooks import Hook, tell_rows
-from hyperpush.engines.hooks import Progress as Progress
-from hyperpush.engines.result import Recorder, RunResult
+from hyperpush.engines.hooks import Hook as Hook
 from hyperpush.runs.bars import cost_note, means, rich_bars
 from hyperpush.runs.events import append_event, event
 from hyperpush.runs.events import read_events as read_events
@@ -24,34 +23,20 @@ from hyperpush.runs.events import read_events as read_events
 LOG = logging.getLogger("hyperpush")
 
 
-def as_hooks(given: Any) -> tuple[Hook, ...]:
-    """Return the hooks that a verb was given; raise InvalidInput unless they are a list of hooks."""
-    if isinstance(given, Hook) or not isinstance(given, Sequence):
-        raise InvalidInput("hooks", type(given).__name__, "a list of hooks: hooks=[…]")
-    for hook in given:
-        if not isinstance(hook, Hook):
-            allowed = "objects of classes derived from hp.hooks.Hook"
-            raise InvalidInput("hooks", hook.__name__ if isinstance(hook, type) else hook, allowed)
-    return tuple(given)
+class Progress(Hook):
+    """Reports the progress of a run to a function.
 
+    Args:
+        tell: Function called as `tell(loop, done, total)` between compiled chunks. An exception ends the run.
+    """
 
-class Told(Hook):
-    """Notes the loops whose rows were passed to hooks while they ran, as compiled engines do."""
+    def __init__(self, tell: Callable[[str, int, int], None]):
+        if not callable(tell):
+            raise InvalidInput("Progress.tell", tell, "a function of (loop, done, total)")
+        self.tell = tell
 
-    def __init__(self):
-        self.loops: set[str] = set()
-
-    def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
-        self.loops.add(loop)
-
-    def tell_others(self, hooks: Sequence[Hook], run: RunResult, recorders: Mapping[str, Recorder], every: int) -> None:
-        """Pass on rows that an engine returned only at the end, then finish all hooks."""
-        for loop in run.history.keys() - self.loops:
-            leaves = jax.tree.leaves(run.history[loop])
-            iterations = [recorders[loop].iteration(row, every) for row in range(len(leaves[0]) if leaves else 0)]
-            tell_rows(hooks, loop, iterations, run.history[loop])
-        for hook in hooks:
-            hook.finish()
+    def advance(self, loop: str, done: int, total: int) -> None:
+        self.tell(loop, done, total)
 
 
 class Bar(Hook):

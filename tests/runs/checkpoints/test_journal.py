@@ -10,13 +10,13 @@ import pytest
 import hyperpush as hp
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.hooks import Hook, Progress
 from hyperpush.engines.shard import Shard
 from hyperpush.engines.simulate import Simulate
 from hyperpush.programs import Exchange, Local, Repeat, Scope, Sequence, Server
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal, values_digest
 from hyperpush.runs.checkpoints.store import CheckpointFolder
+from hyperpush.verbs.hooks import Hook, Progress
 
 NETWORK = hp.networks.RandomDirected(6, probability=(0.4, 0.8))
 KEY = jax.random.key(5)

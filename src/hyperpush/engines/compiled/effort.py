@@ -17,7 +17,7 @@ from hyperpush.programs.operations import DRAWN, OPEN_ENDED, equations, operatio
 STARTED = 100_000  # operations in the time to start one leaf or one exchange, about 0.5 µs
 # Programs with less work per equation are compiled at level "quick" or "light". An equation takes about a millisecond
 # more to compile fully than quickly, and a quick program computes about a tenth as fast (docs/results/benchmarks.md).
-QUICK = 90_000
+QUICK = 150_000
 LIGHT = 800_000
 ONCE = 4_000_000_000  # operations that take 0.15 s in a quick program
 # A run with fewer operations is compiled in one piece if it is not watched: it takes up to about a second.

@@ -19,7 +19,8 @@ from hyperpush.programs import Exchange, Node, Path, Profile, Scope, at
 
 ROUNDING = 1e-9  # relative tolerance for masses in float64 that are summed over a run
 # Share of the mass that the network would bring in a stage, if every neighbor held a mass of 1. Below it a value is
-# mostly the party's own. Links that lose 70 % of all messages, with shares kept until confirmed, bring 9 %.
+# mostly the party's own. Links that lose 70 % of all messages bring 8 to 12 %, and 90 % bring 2 to 3 %
+# (docs/results/peers.md).
 LITTLE = 0.05
 # Least mass that a party may hold in a stage, because x = z/ω moves by rate·∇f/ω: one in four runs whose ω fell below
 # went astray, and with shares kept until confirmed ω stays above 1e-2 (docs/results/peers.md).
