@@ -124,6 +124,34 @@ def test_four_parties_solve_without_certificates_on_loopback(engines):
     np.testing.assert_allclose(np.stack([each.history.cost for each in found], axis=1), truth.history.cost, rtol=1e-5)
 
 
+@pytest.mark.long
+def test_four_parties_solve_the_inner_problem_without_a_step_size(engines):
+    """Newton's method along a tree, two runs of it at once, and tracked steps without a tree."""
+    methods = hp.TreeNewton(), hp.TrackedSGP(400, tolerance=1e-3)
+    task = everyone()
+    truths = [hp.train(task, method, NETWORK, key=0) for method in methods]
+    both = hp.train(task, methods[0], NETWORK, key=0, runs=[task.hypers, task.hypers + 1])
+
+    def party(client):
+        def engine(session):
+            addresses = engines[client].addresses
+            return hp.Peers(NAMES[client], addresses, tls=False, session=session, patience=60.0)
+
+        mine = own(client)
+        alone = [hp.train(mine, method, NETWORK, key=0, engine=engine(type(method).__name__)) for method in methods]
+        runs = [mine.hypers, mine.hypers + 1]
+        return *alone, hp.train(mine, methods[0], NETWORK, key=0, engine=engine("runs"), runs=runs)
+
+    found = list(zip(*together(len(NAMES), party), strict=True))
+    for truth, each in zip(truths, found, strict=False):
+        np.testing.assert_allclose(stacked([own.params for own in each]), truth.params, rtol=1e-3, atol=1e-4)
+        # One party cannot compare its params with the others'.
+        assert {own.status.converged for own in each} == {None}
+        assert {own.status.reason for own in each} == {"params not checked among peers"}
+    np.testing.assert_allclose(np.stack([each.params for each in found[2]], axis=1), both.params, rtol=1e-3, atol=1e-4)
+    assert found[2][0].costs.rounds == both.costs.rounds
+
+
 def test_parties_with_another_number_are_told_so(engines):
     """The same program with another step size: both errors name both configurations."""
     addresses = dict(list(engines[0].addresses.items())[:2])

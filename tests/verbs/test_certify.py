@@ -187,6 +187,25 @@ def test_params_that_are_off_in_a_weak_direction_are_seen(off):
     assert status.converged == (expected <= 0.1 and status.moved is not None and status.moved <= 0.03)
 
 
+def test_training_looks_for_a_weak_direction_behind_a_small_gradient():
+    """The gradient along it is a hundredth of the rest, and the distance a hundred thousand times larger."""
+    curvatures, params = np.array([1, 1, 1e-7]), np.array([1 + 1e-5, 1, 2])
+    status = hp.train(pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params), hp.SGP(0, 0.1), RING, key=0).status
+    off = np.linalg.norm(params - 1) / np.linalg.norm(params)
+    assert (status.converged, status.reason, status.residual) == (False, "unsolved", pytest.approx(off, rel=0.02))
+
+
+@pytest.mark.parametrize("off", [0.05, 0.3])
+def test_a_flat_direction_is_left_out_of_the_newton_step_of_least_norm(off):
+    """Costs, hypers and outer gradient leave the third direction alone; v_i = −(2/n) Σ (x_j − 3) over the others."""
+    curvatures, params = np.array([1.0, 1.0, 0.0]), np.array([1 + off, 1.0, 3.0])
+    task = pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params)
+    status = hp.hypergradient(task, hp.TreeCG(singular="minimum-norm"), RING, key=0).status
+    assert status.residual == pytest.approx(off / np.linalg.norm(params), rel=0.02)
+    assert status.moved == pytest.approx(off / 4, rel=0.02)
+    assert status.converged == (off / 4 <= 0.03)
+
+
 def test_params_of_zero_solve_only_what_zero_solves():
     pulls = np.tile(np.eye(2), (3, 1))[:CLIENTS] - np.tile(np.eye(2), (3, 1))[:CLIENTS].mean(0)
     network = RING
@@ -313,3 +332,35 @@ def test_estimates_that_overlook_a_weak_direction_are_compared_with_tree_cg(meth
             assert found.status.converged is right
             own.append(right)
     assert own == [False, False, True] * 2
+
+
+@pytest.mark.parametrize(
+    ("solver", "good"), [(hp.SGP(15, 0.1), False), (hp.SGP(300, 0.1), True), (hp.TreeNewton(), True)]
+)
+def test_the_last_inner_solve_is_judged_which_gives_the_reported_params(solver, good):
+    """The penalty falls in the only outer step, so that 15 steps no longer solve the inner problem."""
+    problem = Regression()
+    task = problem.task.replace(outer_on="train").at(hypers=np.full(CLIENTS, 2.0))
+    method = hp.PDBO(solver, hp.TreeCG(), hp.optimizer("sgd", learning_rate=50.0), steps=1)
+    found = hp.solve(task, method, hp.networks.FullyConnected(CLIENTS), key=0)
+    weight = np.exp(np.asarray(found.hypers)).mean()
+    assert weight < 0.5
+    hessian = problem.hessians.mean(0) + (weight - problem.weight) * np.eye(SIZE)
+    solution = np.linalg.solve(hessian, (problem.hessians.mean(0)) @ problem.solution)
+    params = np.asarray(found.params)
+    off = np.linalg.norm(params - solution, axis=1).max() / np.linalg.norm(params[0])
+    assert (off < 1e-6) == good
+    assert (found.status.converged, found.status.reason) == (good, "tolerance" if good else "unsolved")
+    if not good:
+        assert found.status.residual == pytest.approx(off, rel=0.1)
+
+
+def test_a_tracked_estimate_is_compared_with_tree_cg_at_the_end_of_an_algorithm():
+    for least, reason in ((1e-7, "inaccurate"), (0.3, "tolerance")):
+        problem = hidden_system(least, 0.0)
+        outer = hp.optimizer("sgd", learning_rate=1e-3)
+        method = hp.PDBO(hp.TreeNewton(), hp.TrackedHGP(), outer, steps=1)
+        found = hp.solve(problem.task, method, hp.networks.RandomDirected(6), key=0)
+        moved = np.asarray(found.hypers) / -1e-3
+        assert (problem.error(moved) < 1e-3) == (reason == "tolerance")
+        assert (found.status.converged, found.status.reason) == (reason == "tolerance", reason)

@@ -35,12 +35,16 @@ class Ends(eqx.Module):
         last: v_i of the last step.
         terms: Size of the two terms of the first; 0 if the estimator does not report it.
         error: Largest estimated relative error of the first; below 0 if unknown.
+        first_params: Params of the first; None if its estimator judged them.
+        last_point: Params and hyper of the last; None unless its estimator claims an error without a probe.
     """
 
     first: PyTree
     last: PyTree
     terms: Float[Array, "*clients"]
     error: Float[Array, "*clients"]
+    first_params: PyTree = None
+    last_point: tuple[PyTree, PyTree] | None = None
 
 
 class BilevelState(eqx.Module):
@@ -67,6 +71,7 @@ class BilevelState(eqx.Module):
     size: Float[Array, "*clients"] | None = None  # ‖v_i‖ at the first outer step
     judge: Bool[Array, "*clients"] | None = None  # True or None: judge params on the way
     ends: Ends | None = None  # the first and the last hypergradient of nested loops
+    solved: Report | None = None  # of the last inner solve of nested loops; empty without a report
 
 
 class _HasSteps:

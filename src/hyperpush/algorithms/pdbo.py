@@ -50,6 +50,7 @@ class OuterState(eqx.Module):
     start: Float[Array, ""]  # ‖params before training‖
     judge: Bool[Array, ""]  # True: judge params on the way
     ends: Ends  # the first and the last hypergradient so far
+    solved: Report  # of the last inner solve
 
 
 class PDBO(Algorithm):
@@ -200,9 +201,17 @@ class PDBO(Algorithm):
 
         return Local(improve) if ties is None else Sequence(ties.exchange(problem), Local(improve))
 
+    def _keeps(self, problem: Problem) -> tuple[bool, bool]:
+        """Return whether the params of the first, and the point of the last estimate are kept to be judged."""
+        estimator = self.hypergradient
+        judged = not (estimator.judges or estimator.trains or problem.private)
+        claims = estimator.info.target == "global" and estimator.option("tolerance") is not None
+        return judged, judged and claims
+
     def program(self, problem: Problem) -> Node:
         outer, stop, estimator = as_transformation("outer", self.outer), self.stop, self.hypergradient
         continues = self.remember and not self.restarts
+        keeps = self._keeps(problem)
 
         def enter(state: BilevelState, ctx: Context) -> OuterState:
             start = norm(state.params)
@@ -222,11 +231,13 @@ class PDBO(Algorithm):
                 size=jnp.zeros_like(start),
                 start=start,
                 judge=jnp.ones((), bool) if state.judge is None else state.judge,
-                ends=_no_ends(state.hyper, start),
+                ends=_no_ends(state, *keeps),
+                solved=Report.none(),
             )
 
         def leave(before: BilevelState, state: OuterState, ctx: Context) -> BilevelState:
-            before = replace(before, links=state.links, report=state.report, size=state.size, ends=state.ends)
+            kept = {"report": state.report, "size": state.size, "ends": state.ends, "solved": state.solved}
+            before = replace(before, links=state.links, **kept)
             if state.watch is None:
                 return replace(before, params=state.params, hyper=state.hyper)
             best = state.watch
@@ -236,10 +247,11 @@ class PDBO(Algorithm):
             return InnerState(state.first if self.restarts else state.params, state.hyper, memory=state.trained)
 
         def end_inner(state: OuterState, trained: InnerState, ctx: Context) -> OuterState:
-            report, links = state.report, join_links(state.links, trained.links)
-            if trained.report is not None and not estimator.judges:
-                report = report.at_params(trained.report)
-            return replace(state, params=trained.params, links=links, report=report, trained=trained.memory)
+            links, solved = join_links(state.links, trained.links), trained.report
+            solved = Report.none() if solved is None else solved
+            report = state.report if estimator.judges else state.report.at_params(solved)
+            found = {"links": links, "report": report, "solved": solved, "trained": trained.memory}
+            return replace(state, params=trained.params, **found)
 
         def start_estimate(state: OuterState, ctx: Context) -> HypergradientState:
             params = state.first if estimator.trains else state.params
@@ -255,7 +267,7 @@ class PDBO(Algorithm):
             size = found.size
             if not estimator.judges and not problem.private:  # params of private tasks are not judged
                 size = jnp.where(ctx.round == 0, norm(found.value).astype(state.size.dtype), state.size)
-            ends = state.ends if problem.private else _add_end(state.ends, found, ctx)
+            ends = state.ends if problem.private else _add_end(state, found, ctx)
             return replace(state, hypergradient=found.value, memory=found.memory, report=report, size=size, ends=ends)
 
         solve: Node = Scope(self.inner.program(problem), start_inner, end_inner)
@@ -268,15 +280,19 @@ class PDBO(Algorithm):
         return Scope(Sequence(Repeat(solve, 1, name="start"), loop), enter, leave)
 
 
-def _no_ends(hyper: PyTree, like: Float[Array, ""]) -> Ends:
+def _no_ends(state: BilevelState, keeps_first: bool, keeps_last: bool) -> Ends:
     """Return the ends before the first step."""
-    zeros = optax.tree.zeros_like(hyper)
-    return Ends(zeros, zeros, jnp.zeros_like(like), jnp.full_like(like, -1))
+    zeros, zero = optax.tree.zeros_like(state.hyper), jnp.zeros_like(norm(state.params))
+    kept = (state.params if keeps_first else None, (state.params, state.hyper) if keeps_last else None)
+    return Ends(zeros, zeros, zero, zero - 1, *kept)
 
 
-def _add_end(ends: Ends, found: HypergradientState, ctx: Context) -> Ends:
+def _add_end(state: OuterState, found: HypergradientState, ctx: Context) -> Ends:
     """Return the ends after another estimate."""
+    ends = state.ends
     known = ends.terms if found.terms is None else found.terms.astype(ends.terms.dtype)
     error = jnp.full_like(ends.error, -1) if found.report is None else found.report.error.astype(ends.error.dtype)
-    latest = Ends(found.value, found.value, known, error)
-    return replace(choose(ctx.round == 0, latest, ends), last=found.value)
+    params = None if ends.first_params is None else state.params
+    latest = Ends(found.value, found.value, known, error, params, ends.last_point)
+    point = None if ends.last_point is None else (state.params, state.hyper)
+    return replace(choose(ctx.round == 0, latest, ends), last=found.value, last_point=point)

@@ -158,23 +158,35 @@ class TreeCG(SystemSolver):
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
 
-        def drop_probe(state: TreeState, ctx: Context) -> TreeState:
-            return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
-
         body = self._body(problem, by)
-        probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
         rest = self._stages(problem, body, FIRST, by) if judges else self._stage(problem, body, FIRST)
-        return Scope(Sequence(probing, Local(drop_probe), rest), start, _finish)
+        return Scope(Sequence(*self._probing(body), rest), start, _finish)
 
-    def distance_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
-        """Return a program that only measures how far params are from solved."""
+    def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
+        """Return a program that only measures how far params are from solved.
+
+        With `probed`, a random right-hand side first looks for directions in which the inner gradient has no part.
+        """
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             vector, direct = ravel_pytree(state.params)[0], optax.tree.zeros_like(state.hyper)
             begun = self._state(state, jnp.zeros_like(vector), direct, jnp.zeros((), vector.dtype))
+            if probed:
+                return replace(begun, probe=self._start_probe(vector, ctx))
             return replace(begun, judged=Judged.start(begun.value, begun.memory, begun.error))
 
-        return Scope(self._stages(problem, self._body(problem, by), CENTER, by), start, _finish)
+        body = self._body(problem, by)
+        stages = self._stages(problem, body, CENTER, by)
+        return Scope(Sequence(*self._probing(body), stages) if probed else stages, start, _finish)
+
+    def _probing(self, body: Node) -> tuple[Node, Node]:
+        """Return the loop with the probe, which ends with it or with the estimate, and the step after it."""
+
+        def drop_probe(state: TreeState, ctx: Context) -> TreeState:
+            return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
+
+        probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
+        return probing, Local(drop_probe)
 
     def _body(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         def work(state: TreeState, ctx: Context) -> TreeState:
@@ -209,14 +221,12 @@ class TreeCG(SystemSolver):
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> TreeState:
         source, direct = outer_gradient_shares(problem, state, ctx)
         begun = self._state(state, ravel_pytree(source)[0], direct, norm_of_jacobian(problem, state, ctx))
-        random = probe_of(begun.x.size, begun.x.dtype, ctx)
-        probe = Probe(
-            Descent.start(random, self._room(random)),
-            jnp.zeros_like(random),
-            jnp.linalg.norm(random),
-            jnp.ones((), bool),
-        )
-        return replace(begun, probe=probe)
+        return replace(begun, probe=self._start_probe(begun.x, ctx))
+
+    def _start_probe(self, like: Float[Array, " d"], ctx: Context) -> Probe:
+        random = probe_of(like.size, like.dtype, ctx)
+        descent = Descent.start(random, self._room(random))
+        return Probe(descent, jnp.zeros_like(random), jnp.linalg.norm(random), jnp.ones((), bool))
 
     def _state(
         self, state: HypergradientState, source: Float[Array, " d"], direct: PyTree, jacobian_norm: Float[Array, ""]
@@ -383,7 +393,8 @@ class TreeCG(SystemSolver):
         if state.probe is None or self.ignores_flat:
             return jnp.zeros((), bool)
         hidden = HIDDEN / jnp.sqrt(state.x.size) * state.probe.first
-        return state.probe.on & (state.probe.descent.size > hidden) & state.certify
+        unfinished = state.probe.on | (state.probe.descent.ritz.count >= self.steps)
+        return unfinished & (state.probe.descent.size > hidden) & state.certify
 
     def _room(self, like: Array) -> int:
         """Return how many steps of a descent Ritz values remember. Rounding delays their convergence beyond d steps."""

@@ -23,7 +23,9 @@ from hyperpush.networks import Network
 from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.hooks import Progress
+from hyperpush.verbs.runs import train_runs
 from hyperpush.verbs.train import train
 
 
@@ -52,8 +54,8 @@ def retrain(
     Args:
         task: The task at the params that every retraining starts from: a trained task to start warm, or the task before
             training to repeat a run of fixed length.
-        method: The inner solver: `hp.TreeNewton()`, or the solver of the training if it has a step size. An optimizer
-            could mix the runs and is refused.
+        method: The inner solver: `hp.TreeNewton()` or `hp.TrackedSGP()`, or the solver of the training if it has a
+            step size. An optimizer could mix the runs and is refused.
         network: The network: its links, and the rounds in which they are up.
         weights: The remaining weights, one set for each retraining.
         key: An integer or a JAX key; the key of `hp.train` repeats its links and mini-batches.
@@ -129,7 +131,8 @@ def _train(
     if method.solves and not method.bind(network, around["engine"], task).stacks:
         return _train_each(made, method, network, weights, certify, **around)
     if method.solves:
-        found = train(made, method, network, runs=weights, **around)
+        call = fit(made, method, network, kind=InnerSolver, verb=train, **around)
+        found = train_runs(call, weights, throw=False, certify=None)  # its verdicts rest on a probe
         return found.params, found.statuses, found.status, found.costs
     if method.option("optimizer") is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")

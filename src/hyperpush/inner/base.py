@@ -75,6 +75,7 @@ class InnerSolver(Method):
     """
 
     sample: ClassVar[str] = "SGP(steps=…, step_size=…)"
+    certifies: ClassVar[bool] = False  # True if a random probe supports the error in its report
 
     @property
     def weights(self) -> Literal["push", "gossip"]:

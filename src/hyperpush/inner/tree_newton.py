@@ -77,6 +77,7 @@ class TreeNewton(InnerSolver):
         [3. 3. 3.] converged (tolerance)
     """
 
+    certifies: ClassVar[bool] = True
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="inner",

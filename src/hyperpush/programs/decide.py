@@ -14,6 +14,6 @@ from hyperpush.programs.nodes import Average, Context, State, has_ended
 __all__ = ["decide_at_root", "has_ended"]
 
 
-def decide_at_root(average: Average, until: Callable[[State, Context], Bool[Array, ""]], stays: bool = True) -> Average:
+def decide_at_root(average: Average, until: Callable[[State, Context], Bool[Array, ""]]) -> Average:
     """Return the exact average with the root's decision on the end of the loop, as `state.ended` of every client."""
     return replace(average, ends=until)

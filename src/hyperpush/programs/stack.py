@@ -44,8 +44,8 @@ class Runs(eqx.Module):
 
     def moved(self, after: State) -> "Runs":
         """Return the runs with their states after a leaf; runs that have ended keep theirs."""
-        if jax.tree.structure(after) != jax.tree.structure(self.state):
-            return Runs(after, self.ended)  # a state of another structure, which all runs take
+        if jax.tree.map(jnp.shape, after) != jax.tree.map(jnp.shape, self.state):
+            return Runs(after, self.ended)  # a state of another form, which all runs take
 
         def pick(old: Array, new: Array) -> Array:
             return new if old is new else jnp.where(self.ended.reshape(-1, *[1] * (new.ndim - 1)), old, new)

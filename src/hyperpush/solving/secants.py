@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 WORSE = 100  # times the smallest tracked gradient so far: above it a client goes back and takes plain steps
 PATIENCE = 100  # steps without a smaller tracked gradient before plain ones are taken
+MIXED = 1  # largest part of a change due to mixing at which its curvature has a sign: others compare clients
 REACH = 10  # times the last changes: longest step along them
 WINDOW = 20  # changes per remembered smallest curvature, of which two are kept: older changes were badly mixed
 
@@ -26,7 +27,7 @@ class Secants(eqx.Module):
     earlier: Float[Array, ""]  # curvature along the `WINDOW` changes before; 0: none
     age: Int[Array, ""]  # number of changes in `smallest`
     flat: Int[Array, ""]  # number of steps in a row with hardly any change of the tracked gradient
-    latest: Float[Array, ""]  # curvature along the latest change, with its sign; 0: not known
+    latest: Float[Array, ""]  # curvature along the latest change, with its sign; 0: not known, or too much mixing
 
     @staticmethod
     def start(count: int, q: Float[Array, " d"], slope: Float[Array, " d"], earlier: Float[Array, ""]) -> "Secants":
@@ -79,7 +80,7 @@ class Secants(eqx.Module):
             earlier=jnp.where(full, current, self.earlier),
             age=jnp.where(full, 0, self.age + (known & sound)).astype(jnp.int32),
             flat=jnp.where(known & flat & (size > 0), self.flat + 1, 0).astype(jnp.int32),
-            latest=jnp.where(known & sound, self._curvature_to(q, slope), 0),
+            latest=jnp.where(known & sound & (mixing_ratio <= MIXED), self._curvature_to(q, slope), 0),
         )
         return after, jnp.where(pace == 1, accelerated, plain)
 

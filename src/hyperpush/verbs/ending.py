@@ -13,12 +13,13 @@ from hyperpush.algorithms.base import Algorithm, BilevelState, Ends
 from hyperpush.algorithms.ending import Ending, EndJudge, Given, OtherPoint, solver_for
 from hyperpush.base import processes
 from hyperpush.base.errors import Diverged, HyperpushError
-from hyperpush.base.status import STATIONARY, Status
+from hyperpush.base.status import NEAR, STATIONARY, Status
 from hyperpush.engines.base import ambient, surround
 from hyperpush.hypergradients.tree_cg import TreeCG
+from hyperpush.inner.base import InnerSolver
 from hyperpush.programs import program_of
 from hyperpush.task.task import Task
-from hyperpush.verbs.certify import NOT_CERTIFIED, problem_of
+from hyperpush.verbs.certify import NOT_CERTIFIED, OuterSteps, not_checked, problem_of
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.growing import GROWTH, grown_cost, grown_estimate
 
@@ -76,15 +77,37 @@ def _growing(status: Status, hint: str = "") -> Status:
 
 def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> Status:
     """Judge the reported params as a single estimate, and the gradient by the first and the last step."""
-    certifier = call.certifier(after)
-    early = status.reason == "early-stopping"
-    judged = certifier.judge_estimate(status, certify, found.size, again=early)
+    certifier, early = call.certifier(after), status.reason == "early-stopping"
+    solver: InnerSolver = call.adapted.inner
+    judged = certifier.judge_end(
+        status, certify, _outer_steps(call, after, found), not early and _solved(solver, found)
+    )
     why = certifier.unseen() or _without_gradient(call.method)
     if not certify or why or found.ends is None:
         return replace(judged, stationary_reason=why)
     first, last = (_host(tree) for tree in (found.ends.first, found.ends.last))
     agree = bool(call.method.info.fixed_point)
     return _with_gradient(judged, first, last, agree, _floor(first, agree, found.ends))
+
+
+def _solved(solver: InnerSolver, found: BilevelState) -> bool:
+    """True if the inner solver certified the reported params."""
+    if not solver.certifies or found.solved is None:
+        return False
+    last = found.solved.status()
+    return last.converged is True and last.error is not None and last.error <= NEAR
+
+
+def _outer_steps(call: "Call", after: Task, found: BilevelState) -> OuterSteps:
+    assert found.ends is not None
+    assert found.size is not None
+    first, last = found.ends.first_params, found.ends.last_point
+    return OuterSteps(
+        sizes=found.size,
+        first=None if first is None else after.at(params=first, hypers=call.task.hypers),
+        last=None if last is None else after.at(params=last[0], hypers=last[1]),
+        value=found.ends.last,
+    )
 
 
 def _without_gradient(method: Algorithm) -> str:
@@ -168,7 +191,7 @@ def _unseen(call: "Call", after: Task) -> str:
 
 
 def _unknown(status: Status, why: str) -> Status:
-    judged = status.judged(Status(None, f"params not checked: {why}"))
+    judged = status.judged(Status(None, not_checked(why)))
     return replace(judged, stationary_reason=why)
 
 

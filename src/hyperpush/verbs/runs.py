@@ -11,12 +11,14 @@ from jaxtyping import PyTree
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.status import Status
-from hyperpush.inner.base import InnerState
+from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.programs import Node, Runs, stack
 from hyperpush.task.task import Task
 from hyperpush.verbs import panels
 from hyperpush.verbs.call import Call
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.ending import judge_growth
+from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Result
 
@@ -49,8 +51,7 @@ class Trainings(Result):
 
     def task_of(self, run: int) -> Task:
         """Return the task at the hypers and params of one run, for the next verb."""
-        params, hypers = (jax.tree.map(lambda leaf: leaf[run], tree) for tree in (self.params, self.hypers))
-        return self.task.at(params=params, hypers=hypers)
+        return self.task.at(params=_pick(self.params, run), hypers=_pick(self.hypers, run))
 
     def facts(self) -> list[str]:
         return [*super().facts(), f"{len(self)} runs"]
@@ -69,28 +70,50 @@ def check_alone(**options: Any) -> None:
             raise InvalidInput(name, given, "None beside runs=, which supports neither a history nor seeds per run")
 
 
-def train_runs(call: Call, runs: Sequence[Any], throw: bool) -> Trainings:
-    """Train all runs from the task's params, as one."""
+def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:
+    """Refuse params of another shape than the task's, which verbs cannot judge."""
+    got, allowed = (jax.tree.map(jnp.shape, tree) for tree in (found, wanted))
+    if jax.tree.structure(found) != jax.tree.structure(wanted) or got != allowed:
+        raise InvalidInput(
+            "method", f"{type(method).__name__}, which ends with params of {got}", f"the task's: {allowed}"
+        )
+
+
+def train_runs(call: Call, runs: Sequence[Any], throw: bool, certify: bool | None = True) -> Trainings:
+    """Train all runs from the task's params, as one. With `certify=None` the solver's own verdicts stand."""
     task = call.task
     hypers = stack_hypers(task, runs)
     if task.privacy is not None:
         raise InvalidInput("runs", "a private task", "None: each run would be a release of its own")
+    starts = [task.at(hypers=_pick(hypers, k)) for k in range(len(runs))]
+    for each in starts:
+        check_first_costs(each)
     axis = 0 if task.owner is not None else 1
     many = jax.tree.map(lambda leaf: jnp.repeat(jnp.expand_dims(leaf, axis), len(runs), axis), task.params)
     start = Runs.start(InnerState(many, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, axis), hypers)), axis)
     recipe = replace(call.recipe, build=_stacked_program)
     run = call.run(start, recipe=recipe)
     found: InnerState = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), run.states.state)
-    statuses = tuple(
+    check_params(call.method, _pick(found.params, 0), task.params)
+    own = tuple(
         replace(
-            call.adapted.status(jax.tree.map(lambda leaf, k=k: leaf[k], found)),
+            call.adapted.status(_pick(found, k)),
             chosen=call.method.choice(call.engine, task, call.network),
         )
         for k in range(len(runs))
     )
+    judged = own if certify is None else call.certifier(task).judge_runs(own, found.params, hypers, certify)
+    statuses = tuple(
+        judge_growth(status, before, before.at(params=_pick(found.params, k))) or status
+        for k, (status, before) in enumerate(zip(judged, starts, strict=True))
+    )
     costs, errors = Costs.of(run, task), tuple(status.error for status in statuses)
     params = jax.tree.map(np.asarray, task.problem.whole(found.params))
     return Trainings(task, Status.of_all(statuses), costs, params, errors, statuses, hypers).check(throw)
+
+
+def _pick(tree: PyTree, run: int) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[run], tree)
 
 
 def stack_hypers(task: Task, runs: Sequence[Any]) -> PyTree:

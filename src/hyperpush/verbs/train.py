@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from hyperpush.base.checks import check_integer, no_type_check
-from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.inner.base import InnerSolver, InnerState
@@ -20,7 +17,7 @@ from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.fit import fit
 from hyperpush.verbs.recording import Metrics, history_of, recorder
 from hyperpush.verbs.results import Training
-from hyperpush.verbs.runs import check_alone, train_runs
+from hyperpush.verbs.runs import check_alone, check_params, train_runs
 from hyperpush.verbs.scales import with_hint
 
 
@@ -86,7 +83,7 @@ def train(
     call = fit(task, method, network, engine, kind=InnerSolver, key=key, verb=train, hooks=hooks)
     if runs is not None:
         check_alone(seeds=seeds, save=save, metrics=metrics, every=every)
-        return train_runs(call, runs, throw)
+        return train_runs(call, runs, throw, certify)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
     check_first_costs(task)
@@ -103,12 +100,3 @@ def train(
     if status is None:
         status = call.certifier(after).judge_params(own, certify)
     return Training(after, with_hint(status, task), costs, task.problem.whole(found.params), history).check(throw)
-
-
-def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:
-    """Refuse params of another shape than the task's, which verbs cannot judge."""
-    got, allowed = (jax.tree.map(jnp.shape, tree) for tree in (found, wanted))
-    if jax.tree.structure(found) != jax.tree.structure(wanted) or got != allowed:
-        raise InvalidInput(
-            "method", f"{type(method).__name__}, which ends with params of {got}", f"the task's: {allowed}"
-        )

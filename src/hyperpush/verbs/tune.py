@@ -31,11 +31,16 @@ from hyperpush.task.problem import Cost
 from hyperpush.task.task import Task
 from hyperpush.verbs import panels
 from hyperpush.verbs.call import last_point, run_keys
+from hyperpush.verbs.certify import NOT_CERTIFIED, Certifier
+from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.fit import fit
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
 LARGE = 50_000_000  # limit of all clients' params that are computed side by side; further settings wait
+
+
+_Points = tuple[PyTree, PyTree] | None  # params and hypers: settings on axis 0, keys on axis 1
 
 
 class TriedSetting(NamedTuple):
@@ -137,7 +142,8 @@ def tune(
         engine: `hp.Simulate(…)`, with faults of the links if wanted.
 
     Returns:
-        A `Tuning` with `best`, `rows` and `to_pandas()`.
+        A `Tuning` with `best`, `rows` and `to_pandas()`. Only the best row's params are judged (`hp.Status`), with the
+        first seed; the status of the others is None, *not certified*, unless it is False.
 
     Raises:
         InvalidInput: An option does not exist, a value is out of range, the data set is refused, or every setting
@@ -167,19 +173,41 @@ def tune(
         )
     if metric is not None:
         task.check_metric("metric", metric, on)
+    check_first_costs(task)
     settings = _grid(method, over)
     keys = jnp.stack([key] if seeds == 1 else run_keys(key, seeds))
     found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys, engine)
     # A mean over seeds is NaN or infinite as soon as one of them diverged.
     rows = tuple(
-        TriedSetting(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own, status)
-        for (values, _), (own, status) in zip(settings, found, strict=True)
+        TriedSetting(
+            values,
+            float(own.mean()) if np.all(np.isfinite(own)) else float("nan"),
+            own,
+            status.judged(NOT_CERTIFIED) if status.converged else status,
+        )
+        for (values, _), (own, status, _) in zip(settings, found, strict=True)
     )
     best = _best(rows, mode)
     if not np.isfinite(best.score):
         given = f"{len(rows)} settings, all of which diverged"
         raise InvalidInput("over", given, "smaller step sizes among the values")
-    return Tuning(next(each for values, each in settings if values is best.values), rows, on, mode)
+    place = next(number for number, row in enumerate(rows) if row is best)
+    chosen, (_, status, kept) = settings[place][1], found[place]
+    if kept is not None:
+        points, row, adapted = kept
+        # An index on the host compiles nothing.
+        params, hypers = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[row, 0]), points)
+        after = task.at(params=params, hypers=hypers)
+        judged = _judge(Certifier(after, chosen, adapted, network, engine, keys[0]), status)
+        rows = (*rows[:place], best._replace(status=judged), *rows[place + 1 :])
+    return Tuning(chosen, rows, on, mode)
+
+
+def _judge(certifier: Certifier, status: Status) -> Status:
+    """Return the status of the best setting, whose params were not judged on the way."""
+    if isinstance(certifier.given, InnerSolver):
+        return certifier.judge_params(status)
+    return status.judged(certifier.judge_params(Status()))
 
 
 def _best(rows: Sequence[TriedSetting], mode: str) -> TriedSetting:
@@ -218,8 +246,11 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 
 def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
-) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
-    """Return every method's score for every key, and its status; methods of equal structure share a program."""
+) -> list[tuple[Float[np.ndarray, " seeds"], Status, tuple[_Points, int, Method] | None]]:
+    """Return every method's score for every key, its status, and its group's points, its row there and its bound form.
+
+    Methods of equal structure form a group and share a program. Where its params would be `LARGE`, none are kept.
+    """
     bound = [each.bind(network, engine, task) for each in methods]
     recipes = [program_of(each, task.problem).traceable() for each in bound]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
@@ -232,12 +263,15 @@ def _scores(
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
         states = _first_states(bound[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
-        group = _Group(stacked, rest[places[0]], Fixed(network), states, task.data, keys, on, metric, at_once, engine)
+        keep = len(places) * len(keys) * size <= LARGE
+        options = on, metric, at_once, engine, keep
+        group = _Group(stacked, rest[places[0]], Fixed(network), states, task.data, keys, *options)
         level = engine.level_of(recipes[places[0]], network, states, task.data, runs=len(places) * len(keys))
-        scores, reports = call(_run_group, group, level=level)
+        scores, reports, points = call(_run_group, group, level=level)
         for row, place in enumerate(places):
             report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
-            found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status()
+            point = None if points is None else (points, row, bound[place])
+            found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status(), point
     return [found[place] for place in range(len(methods))]
 
 
@@ -254,13 +288,14 @@ class _Group(NamedTuple):
     metric: Cost
     at_once: int  # runs that are computed side by side
     engine: Simulate
+    keep: bool  # True returns params and hypers
 
 
-def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None]:
-    """Return the mean metric over clients of every setting with every key, and reports."""
+def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None, _Points]:
+    """Return the mean metric over clients of every setting with every key, reports, and kept params and hypers."""
     keys, engine = group.keys, group.engine
 
-    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
+    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None, _Points]:
         recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], group.stacked), group.rest)
         options = {"clients_per_batch": engine.clients_per_batch, "faults": engine.faults}
         network, key = group.network.value, keys[place % len(keys)]
@@ -271,7 +306,7 @@ def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings see
             return problem.measure(group.metric, params, hyper, full_batch(examples))
 
         mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, group.data.sets[group.on]))
-        return mean, getattr(found, "report", None)
+        return mean, getattr(found, "report", None), (found.params, found.hyper) if group.keep else None
 
     settings = jax.tree.leaves(group.stacked)[0].shape[0]
     found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=group.at_once)
@@ -284,4 +319,5 @@ def _first_states(method: Method, network: Network, task: Task) -> InnerState | 
         return InnerState(task.params, task.hypers)
     links = known_links(method, network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
-    return BilevelState(task.params, task.hypers, links, counter, report)
+    judge = jnp.zeros(task.clients, bool)  # only the best setting is judged, at its end
+    return BilevelState(task.params, task.hypers, links, counter, report, judge=judge)
