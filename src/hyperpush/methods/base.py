@@ -6,7 +6,6 @@ hashed and written to TOML. Engines trace them, so a new number does not compile
 """
 
 import abc
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -155,7 +154,7 @@ class Method(Configured):
 
     @classmethod
     def usage(cls) -> str:
-        info = None if inspect.isabstract(cls) else cls.info
+        info = getattr(cls, "info", None)  # a class of a user may lack it
         named = ", ".join(f"{name}=…" for name in info.example) if info is not None else ""
         return f"{cls.__name__}({named})" if named else super().usage()
 
