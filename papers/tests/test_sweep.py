@@ -203,7 +203,7 @@ def test_what_fails_is_reported_and_the_others_go_on(call, fake):
     assert code == 1
     summary = {each["method"]: each for each in result["summary"]}
     assert {name: len(each["seeds"]) for name, each in summary.items()} == {"b": 0, "wild": 2, "server": 0, "a": 2}
-    assert summary["wild"]["setting"] == {"rate": 0.01}  # all else diverges, which is no failure
+    assert summary["wild"]["setting"] == {"rate": 0.01}  # all else diverges, which is not a failure
     assert summary["server"]["not_applicable"] == "needs a server"
     assert [(each["method"], each["phase"]) for each in result["failed"]] == [("b", "tuning")] * 3
     assert "RuntimeError: b is [broken]" in err

@@ -184,7 +184,7 @@ def test_two_files_of_one_name_are_refused_and_others_are_told(tmp_path):
     (tmp_path / "c.xlsx").write_text("")
     found = hp.tables.read(tmp_path, label="label")
     assert found.names == ("B", "a")
-    assert found.warnings == ("Files that are no tables are left out: c.xlsx.",)
+    assert found.warnings == ("These files are not tables and are left out: c.xlsx.",)
     np.savez(tmp_path / "a.npz", X=ROWS, y=LABELS)
     with pytest.raises(hp.InvalidInput, match=r"'a' twice.*one file per party"):
         hp.tables.read(tmp_path, label="label")

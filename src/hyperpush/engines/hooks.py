@@ -1,7 +1,7 @@
 """Hooks: observers of a run, called between compiled chunks. They cannot change its numbers.
 
-All engines call `advance`. Compiled engines also call the methods from `resume_from` on: checkpoints and the search for
-a divergence are hooks, which may set the point where a run continues and bound the length of a chunk.
+All engines call `advance`. Compiled engines also call the methods from `resume_from` on. Checkpoints and the search for
+a divergence are such hooks. They may set the point where a run continues, and bound the length of a chunk.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

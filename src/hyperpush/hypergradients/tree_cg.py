@@ -113,8 +113,8 @@ class TreeCG(SystemSolver):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="at most two vectors of the size of the params per average, and three averages more than products; "
-        "once 258 numbers, and where these leave open whether the params solve the inner problem, some vectors more",
+        sends="at most two vectors of the size of the params per average, and three averages more than products. "
+        "Once 258 numbers, and some vectors more where these do not decide whether the params solve the inner problem",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
         lossy=True,
@@ -165,7 +165,7 @@ class TreeCG(SystemSolver):
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
         """Return a program that only measures how far params are from solved.
 
-        With `probed`, a random right-hand side first looks for directions in which the inner gradient has no part.
+        With `probed`, a random right-hand side first looks for directions that are orthogonal to the inner gradient.
         """
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:

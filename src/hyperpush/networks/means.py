@@ -56,7 +56,7 @@ def gossip_of_independent(up: Float[np.ndarray, "n n"]) -> Means:
 
         E[1/(2 + max(D_i\\j, D_j\\i))] = Σ_m P(both ≤ m) (1/(2 + m) − 1/(3 + m)),
 
-    where the last term has no subtrahend.
+    where nothing is subtracted in the last term.
     """
     n = len(up)
     chance = np.zeros((n, n, n))  # [i, j, m]: probability that m links of i are up besides the one to j

@@ -101,8 +101,8 @@ def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
     if all(taint is Held.SPOILED for taint in reached.values()):
         given = f"private data in {fields}, at a point or in a batch made of data without noise"
         allowed = (
-            "problem.inner_gradient and the like at params, hypers and vectors that were released, "
-            "on rows that hold one example each, drawn by hp.extend.minibatch, with costs that see these rows alone"
+            "problem.inner_gradient and the like at released params, hypers and vectors, with costs that see only "
+            "their rows: one example each, drawn by hp.extend.minibatch"
         )
     elif Held.OWN in reached.values():
         given = f"hypers of single examples in {fields}, which others would see"

@@ -336,8 +336,8 @@ def check_clock(carry: Carry) -> Carry:
         )
     if bool(carry.clock.split):
         raise HyperpushError(
-            "clients disagree about the end of a loop: `times`, or `until` with common=True, differs between them "
-            "(programs.decide.decide_at_root lets one decide), or a vote did not reach all clients in time"
+            "clients disagree about the end of a loop, or a vote did not reach all clients in time. `times`, or "
+            "`until` with common=True, may differ between them; programs.decide.decide_at_root lets one decide"
         )
     return carry
 

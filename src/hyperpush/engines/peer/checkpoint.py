@@ -4,9 +4,9 @@ Both are opened and locked before the run starts, so writing a checkpoint needs 
 write leaves the other file intact. Each is a safetensors file whose header holds the facts as JSON, an increasing
 number and a checksum. The newest intact file counts.
 
-`hyperpush.runs.checkpoints` differs where it matters: several processes write the rows of their clients into new files,
-which get their final names when they are complete, and many are kept. That takes free descriptors for every checkpoint,
-and a BLAKE2b digest of whole files, where a peer saves after every exchange.
+`hyperpush.runs.checkpoints` differs where it matters. There several processes write the rows of their clients into new
+files, which get their final names when they are complete, and many are kept. That takes free descriptors and a BLAKE2b
+digest of whole files for every checkpoint. A peer saves after every exchange.
 """
 
 import json

@@ -39,8 +39,9 @@ class Code(NamedTuple):
 def code_digest(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> Code:
     """Return the digests of a program. `common` is the same at all parties that run the same code.
 
-    It is undefined if the state itself has a row for each example, because then every party's trace differs, and if the
-    functions refuse all numbers of examples that are tried. Both follow from the code, so all parties agree on it.
+    It is undefined if the state itself has a row for each example, because then every party's trace differs. It is also
+    undefined if the functions refuse all numbers of examples that are tried. Both follow from the code, so all parties
+    agree on it.
     """
     if _by_example(recipe):
         return Code(NOT_COMPARED, _digest(recipe, state, data, clients), "its state has a row for each example")

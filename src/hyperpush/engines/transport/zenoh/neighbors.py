@@ -58,7 +58,7 @@ class Neighbor:
     sent_bytes: int = 0
     early: int = 0  # messages that arrived before its hello; it sends them again
     outages: int = 0
-    over: bool = False  # its session went with its work done, which is no outage
+    over: bool = False  # its session went with its work done: not an outage
     shown: bool = True  # the user knows of its last outage
     away: float = 0.0  # total seconds of past outages
     sessions: list[bytes] = field(default_factory=list)  # Zenoh sessions of its hellos
@@ -99,7 +99,7 @@ class Neighbor:
         self.alive, self.lost = False, time.monotonic()
 
     def note_end(self) -> None:
-        """Note that it is done; the news may come after the end of its session, which then was no outage."""
+        """Note that it is done. If its session has ended before, that does not count as an outage."""
         if self.done and not (self.alive or self.over) and self.outages:
             self.over, self.shown, self.outages = True, True, self.outages - 1
 
