@@ -39,7 +39,7 @@ def flat(x, hyper, rows):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_gradients_a_private_run_is_noise_of_the_promised_size(name):
-    """Each release moves a client by step·σ, and averaging keeps the mean: its variance is releases·(step·σ)²/n."""
+    """Each release moves a client by noise of size step·σ. The clients' mean has variance releases·(step·σ)²/n."""
     method, rows = METHODS[name], jnp.ones((CLIENTS, 10))
     task = hp.Task(inner=flat, outer=flat, params=jnp.zeros(SIZE), hypers=0.0, train=rows, validation=rows)
     # One of ten examples changes a mean by at most 2·clip/10 = 1, the unit of the noise.

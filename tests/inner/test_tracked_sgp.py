@@ -151,7 +151,7 @@ def ridge(rows, targets, rate):
 
 @pytest.mark.usefixtures("float64")
 def test_nested_algorithms_need_no_setting():
-    """One rate for each client of one regression; the hypergradient is the closed form's, and so is every step."""
+    """With an L2 rate per client of one regression, the hypers after three steps equal the closed form's."""
     rows, labels, _ = data(3.0)
     rates = np.zeros((CLIENTS, 1))
     pair = jnp.asarray(rows), jnp.asarray(labels)

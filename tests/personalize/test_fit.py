@@ -141,7 +141,7 @@ def test_personal_parts_are_fitted_privately():
     more: Any = {**SETS, **SHORT, "steps": 2, "hypergradient": estimator, "inner": hp.SGP(10, 0.5)}
     found = fit(Plain(), [PL(), Clean()], NETWORK, holdout=TEST, private=bounds, **more)
     assert found.privacy.releases == {"train": 3 * 10 + 2 * 3, "holdout": 3, "validation": 2}
-    wrong("recipes", "trains alone, which has no noise", recipes=Interpolation(), private=bounds)
+    wrong("recipes", "train a model alone: that training adds no noise", recipes=Interpolation(), private=bounds)
     wrong("task.private.clips", "did you mean 'clip'", private={"clips": 1})
 
 

@@ -41,7 +41,7 @@ PDBO = hp.PDBO(**NESTED, steps=OUTER)
 
 
 def test_pure_epsilon_adds_up_over_all_releases_of_a_solve():
-    """Eight inner solves of 20 steps; seven estimates of a gradient, three products that are sent, and the result."""
+    """Eight inner solves release 20 steps each; seven estimates an outer gradient, three products and the result."""
     found = budget(task(Laplace(5.0)), PDBO)
     assert found.releases == {"train": 8 * 20 + 7 * (3 + 1), "validation": 7}
     assert found.epsilon() == pytest.approx((8 * 20 + 7 * 5) / 5, rel=1e-12)

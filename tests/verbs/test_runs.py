@@ -101,9 +101,9 @@ class Shorter(hp.extend.InnerSolver):
 
 
 def test_params_of_another_shape_than_the_tasks_are_refused():
-    with pytest.raises(hp.InvalidInput, match=r"Shorter, which ends with params of \(4, 2\)"):
+    with pytest.raises(hp.InvalidInput, match=r"Shorter, which returns params of shape \(4, 2\)"):
         hp.train(TASK, Shorter(), NETWORK, key=0)
-    with pytest.raises(hp.InvalidInput, match=r"Shorter, which ends with params of \(4, 2\)"):
+    with pytest.raises(hp.InvalidInput, match=r"Shorter, which returns params of shape \(4, 2\)"):
         hp.train(TASK, Shorter(), NETWORK, key=0, runs=[TASK.hypers])
 
 

@@ -20,7 +20,7 @@ from hyperpush.task.problem import Problem
 
 
 def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Context], Any]) -> Average:
-    """Return an exact average: `put(state, mean over clients of get(state, context), context)`."""
+    """Return the node state ← `put(state, m, context)`, with m the exact mean over clients of `get(state, context)`."""
     return Average(
         lambda state, ctx: (get(state, ctx), jnp.ones(())),
         lambda state, average, mass, ctx: put(state, average, ctx),
@@ -30,7 +30,7 @@ def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Cont
 
 
 def average_fields(*fields: str) -> Average:
-    """Replace these fields of every client by their mean."""
+    """Return the node that replaces these fields of every client by their exact mean over clients."""
     return mean(
         lambda state, ctx: {field: getattr(state, field) for field in fields},
         lambda state, average, ctx: replace(state, **average),
@@ -46,7 +46,10 @@ class PooledState(eqx.Module):
 
 
 class PooledDescent(ImplicitDescent):
-    """Base of algorithms that descend along exact means, on states with `params`, `hyper` and `value`."""
+    """Base of algorithms with a server: params and hypers descend along the exact means of the clients' gradients.
+
+    States have the fields `params`, `hyper` and `value`.
+    """
 
     def descend_inner(self, problem: Problem) -> Average:
         """Return the node params ← params − β·mean of ∂_y g_i, with β at the round of the enclosing loop."""

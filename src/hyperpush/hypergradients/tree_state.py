@@ -116,7 +116,10 @@ class TreeState(eqx.Module):
 
 
 def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
-    """Return the state with the client's products with `vector` and with the probe's direction."""
+    """Return the state with the Hessian's and the Jacobian's products with `vector`.
+
+    With a probe, also with the Hessian's product with the probe's direction.
+    """
     back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
     vector = state.vector
     product, along = problem.products(state.params, state.hyper, examples, back(vector))
@@ -135,7 +138,11 @@ def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
 
 
 def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
-    """Return the values to average: products and their size, the sensitivity of the result, and terms for judging."""
+    """Return the values to average, and the client's weight of 1.
+
+    The values are the Hessian products of the estimate and of the probe, with the squares of their relative sizes. The
+    sensitivity of the result to errors of x follows, then the terms that judge the params.
+    """
     largest, probed = state.squared, None
     if state.probe is not None:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)

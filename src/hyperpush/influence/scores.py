@@ -96,7 +96,7 @@ class Influence(Result):
         """Return the client's examples, the most harmful first: its removal lowers the loss of all most."""
         number = self.task.client(client)
         if number not in self._numbers:
-            raise InvalidInput("client", client, f"{self.names[0]!r}, whose result this is")
+            raise InvalidInput("client", client, f"{self.names[0]!r}: the result holds only this client")
         return np.argsort(self.examples[self._numbers.index(number)], kind="stable")
 
     def top(self, count: int) -> list[Place]:

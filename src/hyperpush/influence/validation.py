@@ -112,7 +112,10 @@ def _asked(task: Task, places: list[Place], sites: bool, dtype: Any) -> _Asked:
 
 
 def find_places(task: Task, validation: Any) -> list[Place]:
-    """Return the given validation examples as pairs (client, number), with all examples of clients named alone."""
+    """Return the requested validation examples as pairs (client, number).
+
+    A client without a number stands for all its validation examples.
+    """
     if isinstance(validation, str) or not isinstance(validation, Iterable) or _is_one_pair(validation):
         raise InvalidInput("validation", validation, "a list of pairs [(client, number of its validation example), …]")
     if task.owner is None:

@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID, TextColumn
 from hyperpush.engines.hooks import Hook
 from hyperpush.runs.process import compile_time, resident_megabytes
 
-SECONDS_PER_LINE = 30.0  # time between lines of progress, which replace bars if there is no terminal
+SECONDS_PER_LINE = 30.0  # time between lines of progress, which replace bars if the output is not a terminal
 
 
 def rich_bars(console: Console) -> Progress:
@@ -88,7 +88,7 @@ class Bars(Hook):
             self.rich.stop()
 
     def _print_line(self) -> None:
-        """Print all bars as a line now and then, if there is no terminal."""
+        """Print all bars as a line now and then, if the output is not a terminal."""
         if not self.rich.disable or time.monotonic() - self._last_line < SECONDS_PER_LINE:
             return
         self._last_line = time.monotonic()

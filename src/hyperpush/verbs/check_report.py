@@ -95,12 +95,15 @@ class Check(Pictured):
 
     @property
     def suggested_step_size(self) -> float | None:
-        """1/λ_max."""
+        """1/λ_max of the mean Hessian; None if λ_max is not above 0."""
         return 1 / self.largest if self.largest > 0 else None
 
     @property
     def suggested_steps(self) -> int | None:
-        """log(1e-4)/log(1 − λ_min/λ_max): HGP's steps with that step size; None if it does not converge."""
+        """HGP's steps for a relative error of 1e-4 with the suggested step size: log(1e-4)/log(1 − λ_min/λ_max).
+
+        None if HGP's series does not converge.
+        """
         return None if self.suggested_step_size is None else self._steps(self.suggested_step_size, SERIES)
 
     def _steps(self, step_size: float, left: float) -> int | None:

@@ -17,9 +17,9 @@ GROWTH = 1e6  # multiple of the start above which a number counts as growing
 
 
 def grown_cost(before: Task, after: Task) -> str:
-    """Return words for a cost of one party's task that is a million times its start's; empty if there is none.
+    """Return a message if a cost of one party's data exceeds a million times its start, else an empty string.
 
-    Private tasks are not checked: the words would reveal a cost.
+    Private tasks are not checked: the message would reveal a cost.
     """
     if before.owner is None or before.privacy is not None:
         return ""
@@ -38,7 +38,7 @@ def _own_costs(task: Task) -> list[tuple[str, float]]:
 
 
 def grown_estimate(task: Task, value: PyTree) -> str:
-    """Return words for a party's hypergradient that is a million times the gradients it is made of; empty if not.
+    """Return a message if a party's hypergradient exceeds a million times the bound of its parts, else an empty string.
 
     A hypergradient is the outer gradient in the hypers, less the mixed derivative times a solution of a linear system
     whose right side is the outer gradient in the params. The mixed derivative of a party is bounded by the squares of

@@ -91,7 +91,10 @@ def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ..
 
 
 def rows_apart(steps: int) -> int:
-    """Return the steps between two rows, for about `ROWS` of them at most: a divisor of the steps, if there is one."""
+    """Return the number of steps from one recorded row to the next, for about `ROWS` rows at most.
+
+    It divides `steps` if a suitable divisor exists.
+    """
     if steps <= ROWS:
         return 1
     least = -(-steps // ROWS)

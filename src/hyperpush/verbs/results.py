@@ -344,7 +344,7 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple
     number = task.client(name)
     if task.owner is not None:
         if number != task.owner:
-            raise InvalidInput("client", name, f"{task.names[task.owner]!r}, whose result this is")
+            raise InvalidInput("client", name, f"{task.names[task.owner]!r}: the result holds only this client")
         return Own(task.names[number], params, hypers)
 
     def rows(tree: PyTree, axis: int) -> PyTree:

@@ -75,7 +75,9 @@ def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:
     got, allowed = (jax.tree.map(jnp.shape, tree) for tree in (found, wanted))
     if jax.tree.structure(found) != jax.tree.structure(wanted) or got != allowed:
         raise InvalidInput(
-            "method", f"{type(method).__name__}, which ends with params of {got}", f"the task's: {allowed}"
+            "method",
+            f"{type(method).__name__}, which returns params of shape {got}",
+            f"a method that keeps the shape of the task's params, {allowed}",
         )
 
 

@@ -168,7 +168,7 @@ class Channels:
 
     def add(self, channel: Channel) -> None:
         if channel.number in self.numbered:
-            raise HyperpushError(f"two places of the program have the same number {channel.number} on the wire")
+            raise HyperpushError(f"two places of the program that send messages have the same number {channel.number}")
         self.numbered[channel.number] = self.current[channel.path] = channel
 
     def open(self, program: Node, found: Profile, tolerant: bool) -> None:

@@ -141,7 +141,10 @@ class Checkpoint:
         return facts
 
     def _find_nothing(self, failures: list[tuple[Path, Exception]]) -> None:
-        """Refuse unreadable files, except for a truncated first checkpoint, before which nothing was sent."""
+        """Accept that no checkpoint exists, or that the only one is truncated; refuse other unreadable files.
+
+        A truncated first checkpoint is harmless: nothing was sent before it.
+        """
         if not failures or (len(failures) == 1 and isinstance(failures[0][1], SafetensorError)):
             return
         path, error = failures[0]

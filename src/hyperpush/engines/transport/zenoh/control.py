@@ -89,7 +89,9 @@ class Accusation:
         """Return the accusation in `data`; raise `Rejected` if it is invalid."""
         member, place = _ACCUSATION.unpack(data)
         if member >= clients or place >= len(_REASONS):
-            raise Rejected(RefusalReason.BAD_CONTROL, "it accuses a peer that does not exist, or without a reason")
+            raise Rejected(
+                RefusalReason.BAD_CONTROL, "it accuses a peer that does not exist, or gives an unknown reason"
+            )
         return Accusation(member, _REASONS[place])
 
 
