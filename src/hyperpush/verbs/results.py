@@ -129,7 +129,7 @@ class Result(Pictured):
     def mean(self: AnyResult) -> AnyResult:
         """The mean over seeds, a result of the same class.
 
-        Verbs do not accept its `task`, because several runs have no single end point.
+        Verbs do not accept its `task`, because several runs lack a single end point.
         """
         return self._over_axis(np.mean)
 
