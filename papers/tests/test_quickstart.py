@@ -1,4 +1,4 @@
-"""The first run: what its parties have, how models are trained on some of it, and what it says."""
+"""The quickstart study: the parties' data, training on a part of them, and the text of its conclusions."""
 
 from collections import Counter
 from statistics import stdev
