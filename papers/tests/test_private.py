@@ -43,7 +43,7 @@ def test_costs_gradients_and_minimizers_agree(case):
     else:  # there are several stationary points: the slope of ∇F changes its sign
         bend = [np.diff([made.gradient(np.array([a + d, 0.0]))[0] for d in (-h, h)])[0] for a in np.linspace(0, 2, 50)]
         assert min(bend) < 0 < max(bend)
-    if case == "convex":  # one direction has no effect
+    if case == "convex":  # the second direction of x has no effect
         np.testing.assert_allclose(made.cost(x + np.array([0.0, 5.0])), made.cost(x))
 
 
