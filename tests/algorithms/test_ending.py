@@ -1,4 +1,6 @@
-"""Status at the end of bilevel algorithms: right params, the gradient there, growth; and what a divergence keeps."""
+"""The status at the end of bilevel algorithms: solved params, the final gradient, growth, and results after
+divergence.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ def made():
 
 
 def mean_gradient(made, hypers):
-    """The hypergradient's mean over clients at the exact common solution for these hypers, by NumPy."""
+    """Return the mean hypergradient over clients at the exact common solution for these hypers, by NumPy."""
     slopes = made.slopes
     right = slopes.b - np.einsum("nhd,nh->nd", slopes.J, hypers)
     params = np.linalg.solve(slopes.H.mean(0), right.mean(0))
