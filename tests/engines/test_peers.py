@@ -51,6 +51,7 @@ def stacked(found):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
 
 
+@pytest.mark.long
 def test_four_parties_train_and_estimate_one_after_the_other(engines):
     """Over mutual TLS; the result of one verb goes into the next, and nothing has a client axis."""
     truth = hp.train(everyone(), SGP, NETWORK, key=0)
