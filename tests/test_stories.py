@@ -130,6 +130,7 @@ def test_names_are_the_owners():
         found.client("soth")
 
 
+@pytest.mark.long
 def test_an_estimate_before_training_says_that_the_inner_problem_is_not_solved():
     estimator = hp.HGP(10, 5, 0.2)
     before = hp.hypergradient(make(), estimator, RANDOM_NETWORK, key=0)

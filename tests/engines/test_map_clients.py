@@ -64,6 +64,7 @@ def test_a_loop_over_rounds_holds_a_state_once():
     assert used.temp_size_in_bytes < 16 * size * 4 // 2
 
 
+@pytest.mark.long
 def test_the_inner_residual_is_that_of_all_clients_at_once():
     task, network, method = hp.tasks.quadratic(3, 0), hp.networks.Ring(3), hp.HGP(2, 1, 0.1)
     one, all_at_once = (

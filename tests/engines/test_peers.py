@@ -51,6 +51,7 @@ def stacked(found):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
 
 
+@pytest.mark.long
 def test_four_parties_train_and_estimate_one_after_the_other(engines):
     """All verbs run over mutual TLS; the result of one verb is the input of the next, and no array has a
     client axis.

@@ -106,7 +106,10 @@ def train(model: str, steps: int, newton: int = 0) -> Point:
 
 @pytest.mark.parametrize(
     ("model", "dtype", "bound"),
-    [("dense", "float64", 1e-5), pytest.param("cnn", "float32", 1e-3, marks=pytest.mark.long)],
+    [
+        pytest.param("dense", "float64", 1e-5, marks=pytest.mark.long),
+        pytest.param("cnn", "float32", 1e-3, marks=pytest.mark.long),
+    ],
 )
 def test_at_a_minimum_the_default_is_right_and_says_so(model, dtype, bound):
     point = train(model, 60, newton=6)

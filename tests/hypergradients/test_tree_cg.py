@@ -77,6 +77,7 @@ def test_an_outer_gradient_of_one_eigenvector_hides_no_other(least):
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.long
 def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step_ended():
     problem = system("ill-conditioned")
     short = estimate(problem, hp.TreeCG(steps=4))
@@ -92,6 +93,7 @@ def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.long
 def test_the_last_outer_step_sees_a_direction_that_lost_its_curvature():
     """The curvature in the first direction is the hyper, which falls from 1 to below 0; the outer cost ignores that
     direction.
@@ -120,6 +122,7 @@ def test_outer_gradients_of_any_size_are_solved(scale):
     assert scaled.error(np.asarray(found.value, float)) < 1e-3
 
 
+@pytest.mark.long
 def test_solutions_tell_how_many_of_their_estimates_failed():
     def solve(steps):
         inner, outer = hp.SGP(200, 0.3), hp.optimizer("sgd", learning_rate=0.1)

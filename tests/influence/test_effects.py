@@ -80,6 +80,7 @@ def test_effects_on_the_others_are_those_of_retraining(how, solved):
     assert found.costs.rounds == found.estimate.costs.rounds + parties.costs.rounds
 
 
+@pytest.mark.long
 def test_effects_to_first_order_are_derivatives_by_weights(solved):
     found = influence.scores(solved, hp.Automatic(tolerance=1e-9), NETWORK, key=0, parties="first order")
     step = 1e-5
@@ -142,6 +143,7 @@ def test_params_that_are_no_optimum_are_told(solved):
     assert alone.warnings[1].startswith("The params are not an optimum")
 
 
+@pytest.mark.long
 def test_a_newton_step_is_close_for_logistic_regression():
     """Compare the effects of four different parties, each with a quarter of the weight, with retraining."""
     random = np.random.default_rng(3)

@@ -265,6 +265,7 @@ def test_scores_of_single_validation_examples_are_the_closed_form(personal):
     assert found.costs.rounds <= 2 * together.costs.rounds
 
 
+@pytest.mark.long
 def test_models_and_costs_of_batches_are_taken():
     def batch_cost(x, hyper, batch):
         return batch.mean(losses(x.weight[0], hyper, batch.examples)) + hyper
@@ -314,6 +315,7 @@ def test_damping_adds_to_the_hessian(setting, solution):
     assert found.status.converged  # damping does not change the optimum
 
 
+@pytest.mark.long
 def test_indefinite_hessians_are_told():
     def saddle(params, hyper, examples):
         inputs, signs = examples

@@ -91,6 +91,7 @@ def test_links_that_change_have_no_fast_rounds():
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.long
 def test_an_outer_step_continues_where_the_one_before_stood():
     task = task_of(logistic, *data(3.0))
     methods = [hp.PDBO(hp.TrackedSGP(), steps=3, restart=restart) for restart in (True, None)]
@@ -150,6 +151,7 @@ def ridge(rows, targets, rate):
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.long
 def test_nested_algorithms_need_no_setting():
     """One regression has an L2 rate per client; after three steps the hypers equal the closed form's."""
     rows, labels, _ = data(3.0)

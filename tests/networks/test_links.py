@@ -32,6 +32,7 @@ def test_densify_moves_numbers_and_changes_none():
     assert dense.alive.sum() == 150
 
 
+@pytest.mark.long
 def test_random_words_are_uniform_and_unrelated():
     """For neighboring indices, steps and keys, the bits of the words are fair coins, alone and in pairs."""
     index = jnp.arange(4096, dtype=jnp.uint32)

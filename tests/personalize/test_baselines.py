@@ -153,6 +153,7 @@ def test_fedem_recovers_a_mixture_with_known_parts(mixture, averaging, network):
     assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
 
 
+@pytest.mark.long
 def test_fedem_with_one_model_is_fedavg(mixture):
     shared = posed(Shared(), mixture, 0.01)
     mixed = posed(MTL(models=1), mixture, 0.01)

@@ -60,6 +60,7 @@ BESIDE = [("PL", "MTL", "Clean", "Head"), ("DA", "Interpolation", "Head", "L2Rat
 PRODUCTS: Any = {"+".join(names): tuple(map(RECIPES.get, names)) for names in BESIDE}
 
 
+@pytest.mark.long  # the parts are tested above
 class TestProducts(Fitted):
     METHODS = PRODUCTS
     FEW = ()

@@ -52,6 +52,7 @@ class Plain(NamedTuple):
     apply: Any = lambda params, inputs: inputs @ params
 
 
+@pytest.mark.long
 def test_an_equinox_model_with_several_personal_ones_learns_each_rule():
     steps: Any = {"inner": hp.SGP(30, 1.0), "hypergradient": hp.HGP(5, 5, 0.3), "steps": 8}
     steps["outer"] = hp.optimizer("adam", learning_rate=0.3)
@@ -105,6 +106,7 @@ def test_an_equinox_module_starts_from_its_own_numbers_and_several_from_others_o
     assert PL().task(equinox(jax.random.key(7)), **SETS, key=0).problem == one.problem
 
 
+@pytest.mark.long
 def test_baselines_are_trained():
     server = hp.networks.FullyConnected(4)
     given = FedProx(3, 0.5, penalty=0.1)
@@ -121,6 +123,7 @@ def test_baselines_are_trained():
     assert mixed.client(0).hyper["mtl"].shape == (3,)
 
 
+@pytest.mark.long
 def test_the_best_step_is_chosen_where_nobody_fits():
     more: Any = {**SHORT, "steps": 2}
     held = fit(Plain(), PL(), NETWORK, **SETS, holdout=TEST, **more)
@@ -145,6 +148,7 @@ def test_personal_parts_are_fitted_privately():
     wrong("task.private.clips", "did you mean 'clip'", private={"clips": 1})
 
 
+@pytest.mark.long
 def test_what_a_recipe_needs_beforehand_is_trained():
     found = fit(Plain(), Interpolation(), NETWORK, **SETS, **SHORT)
     assert isinstance(found, hp.Solution)

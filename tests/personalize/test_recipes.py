@@ -152,6 +152,7 @@ def test_derivatives_of_a_product_are_those_of_costs_written_by_hand():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), found, expected)
 
 
+@pytest.mark.long
 def test_mtl_and_da_take_the_steps_of_one_adam_with_two_rates():
     """Compare with the paper's MTL&DA as one task, whose hypers share one Adam with steps scaled by part."""
     network, size = hp.networks.Ring(2), {"steps": 3, "restart": False}

@@ -137,6 +137,7 @@ def test_scores_need_an_estimator():
         read({**changed("method", "SGP"), "verb": "influence"})
 
 
+@pytest.mark.long
 def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
     values, folder = tomllib.loads(TEXT), tmp_path / "solved"
     solved = {**values, "precision": "float64"}
@@ -167,6 +168,7 @@ def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
         read({**scored, "start": str(tmp_path / "scored")}).run()
 
 
+@pytest.mark.long
 def test_a_start_knows_the_links_that_its_run_saw(tmp_path):
     """After `start =` an estimate equals that of two verbs in Python: it uses the observed links and the network's
     time.

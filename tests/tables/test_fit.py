@@ -72,6 +72,7 @@ def test_missing_values_count_at_the_shared_mean_and_constant_columns_are_left_o
     assert not np.allclose(first, second)  # a missing value has a separate weight
 
 
+@pytest.mark.long
 def test_l2_is_the_best_of_five_on_a_quarter_of_the_records():
     given = parties(2, seed=1)
     tables = hp.tables.read(given, label="y")

@@ -366,6 +366,7 @@ def test_the_last_inner_solve_is_judged_which_gives_the_reported_params(solver, 
         assert found.status.residual == pytest.approx(off, rel=0.1)
 
 
+@pytest.mark.long
 def test_a_tracked_estimate_is_compared_with_tree_cg_at_the_end_of_an_algorithm():
     for least, reason in ((1e-7, "inaccurate"), (0.3, "tolerance")):
         problem = hidden_system(least, 0.0)

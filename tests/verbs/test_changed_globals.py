@@ -41,6 +41,7 @@ def run():
     return hp.train(task, hp.SGP(40, rate), NETWORK, key=0, metrics={"twice": metric}, every=40)
 
 
+@pytest.mark.long
 def test_a_loss_is_read_anew():
     np.testing.assert_allclose(run().params, 1.0, rtol=1e-5)
     SCALE["train"] = 3.0

@@ -27,6 +27,7 @@ def compare(folder: Path, kills: int, seed: int) -> None:
     assert json.loads((alone / "result.json").read_text())["norms"][0] > 0.1
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_twice(tmp_path):
     compare(tmp_path, 2, 0)
 

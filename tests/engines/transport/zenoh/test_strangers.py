@@ -79,6 +79,7 @@ def without_certificate(tls):
     tls["enable_mtls"] = False
 
 
+@pytest.mark.long
 def test_strangers_reach_nothing_and_are_counted(alice, trust):
     folder, foreign = trust
 
