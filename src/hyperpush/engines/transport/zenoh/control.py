@@ -37,7 +37,7 @@ class Topic(IntEnum):
 
 
 class Departure(IntEnum):
-    """Whether the sender of a control message leaves the run."""
+    """Progress of a control message's sender in leaving the run."""
 
     NO = 0
     LEAVING = 1  # I leave for good: send me your last totals

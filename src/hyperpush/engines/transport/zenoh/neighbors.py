@@ -162,7 +162,7 @@ class Neighbor:
 
 
 def ended(ends: int) -> bool:
-    """Return True if a certificate has ended. `ends` is in seconds since 1970; 0: there is no certificate."""
+    """Return True if a certificate has ended. `ends` is in seconds since 1970; 0: no certificate."""
     return 0 < ends <= time.time()
 
 
