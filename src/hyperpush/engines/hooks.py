@@ -73,7 +73,7 @@ class Hook:
         """
 
     def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
-        """Observe a row of the history; rows come in order.
+        """Observe a recorded row of a loop. The rows of a loop come in order.
 
         Args:
             loop: Name of the recorded loop.
@@ -92,7 +92,7 @@ class Hook:
         return stop
 
     def between_chunks(self, cursor: Cursor, snapshot: Callable[[], Snapshot | None]) -> None:
-        """Observe the end of a chunk.
+        """Observe a point between two chunks.
 
         `snapshot()` may be called at any time. It returns None if the run cannot continue from here: a later chunk
         has overwritten the states, or a server in plain Python has changed their structure.

@@ -177,7 +177,7 @@ class Peers(Engine, Configured):
             raise InvalidInput("Peers.repeats", True, allowed)
 
     def _origin(self, recipe: ProgramRecipe, states: PyTree, data: PyTree, code: bytes) -> Origin:
-        """Return digests of this party's inputs. Make a missing secret, unless there is a checkpoint."""
+        """Return digests of this party's inputs. Create a missing secret file, unless there is a checkpoint."""
         given = arrays_digest(data), arrays_digest(states), problem_digest(code, recipe.parts)
         if self.secret is None:
             return Origin(*given)
@@ -342,7 +342,7 @@ class PeerSession:
             self.on_begin()
 
     def leave(self) -> None:
-        """Leave the run for good, as soon as its program allows it."""
+        """Leave the run for good, at the next exchange of mass in its program."""
         self.leaves = True
         self.peer.leave()
 

@@ -35,7 +35,7 @@ class Planner(Engine):
     pieces: list[dict[str, Any]] = eqx.field(static=True, default_factory=list)
 
     def active(self) -> AbstractContextManager[None]:
-        """Return a context in which this planner replaces the compiled engines."""
+        """Return a context manager in whose block this planner replaces the compiled engines."""
         return surround(engine=self)
 
     def execute(self, request: Request) -> RunResult:

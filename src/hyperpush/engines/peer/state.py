@@ -37,12 +37,12 @@ class PeerCursor(NamedTuple):
         return PeerCursor((*self.path, position), address, self.round)
 
     def iteration(self, number: int) -> "PeerCursor":
-        """Return the cursor of the same node in iteration `number`."""
+        """Return the cursor of the same loop in iteration `number`."""
         return PeerCursor(self.path, (*self.address, number), number)
 
     @property
     def body(self) -> "PeerCursor":
-        """Cursor of the body of a loop or scope."""
+        """Cursor of the body of the loop or scope at this cursor."""
         return PeerCursor((*self.path, 0), self.address, self.round)
 
 
@@ -147,7 +147,7 @@ class PeerState:
 
     @property
     def view(self) -> int:
-        """Identifier of the membership on the wire; 0 if no member is removed."""
+        """Identifier, in messages, of the set of removed members; 0 if no member is removed."""
         return zlib.crc32(repr(sorted(self.closed)).encode()) if self.closed else 0
 
     @property

@@ -21,7 +21,7 @@ SMALL = PART_BYTES
 
 @final
 class Link:
-    """Messages to and from one neighbor.
+    """The link to one neighbor: messages sent to it and received from it.
 
     Args:
         limit: Largest size of a payload in bytes.

@@ -31,7 +31,7 @@ OVERTAKEN = 3.0
 
 @final
 class Membership:
-    """State of all members: present, done, leaving, left or removed.
+    """The state of all members of a run: which are present, done, leaving, gone or removed.
 
     Args:
         names: All peers of the run, in the order of their clients.
@@ -90,7 +90,7 @@ class Membership:
         return self.names[self.client]
 
     def message(self, topic: Topic, place: int, step: int = 0) -> ControlMessage:
-        """Return a control message for a neighbor."""
+        """Return a control message on a topic, addressed to a neighbor."""
         other = self.neighbors[place]
         known = other.heard if topic == Topic.HELLO else other.incarnation
         said = self.departure, step, self.incarnation, known, self.run, self.closed, self.left
@@ -226,7 +226,7 @@ class Membership:
             raise Rejected(RefusalReason.ANOTHER_INCARNATION, words)
 
     def hear_life(self, place: int, alive: bool) -> None:
-        """Note that a neighbor has appeared or vanished."""
+        """Note that the presence token of a neighbor has appeared or vanished."""
         other = self.neighbors[place]
         other.token = alive
         if not alive:

@@ -205,7 +205,7 @@ class Zenoh:
         return found
 
     def acknowledge(self, step: int) -> None:
-        """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
+        """Tell the neighbors that this peer will not need messages of steps before `step`, even after a restart."""
         for place in self.neighbors:
             self._tasks.put((Topic.ACKNOWLEDGE, place, step))
 
@@ -324,7 +324,7 @@ class Zenoh:
             return look()
 
     def finish(self) -> None:
-        """Announce that this peer is done, and wait until all others are.
+        """Announce that this peer is done, and wait until all others are done.
 
         Until then, a neighbor may return and need earlier messages again.
         """
