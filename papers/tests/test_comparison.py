@@ -72,6 +72,7 @@ def test_every_declared_algorithm_takes_part():
         method_names(Comparison(methods=("MADBSO",)))
 
 
+@pytest.mark.long
 def test_the_best_finite_setting_is_chosen(on):
     network = hp.networks.Ring(N)
     config = Comparison(

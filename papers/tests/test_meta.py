@@ -41,6 +41,7 @@ def test_new_tasks_share_nothing_with_training(seed):
 
 
 @pytest.mark.skipif(not available("cifar10"), reason="needs CIFAR-10 in $HYPERPUSH_DATA")
+@pytest.mark.long
 def test_cifar_is_taken_where_it_is():
     drawn = check_split(Meta())
     assert drawn.described["data"] == "cifar10"

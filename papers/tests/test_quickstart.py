@@ -113,6 +113,7 @@ def test_models_of_kept_and_trusted_records_are_as_trained_by_hand():
             assert np.allclose(ours, by_hand, atol=2e-5)
 
 
+@pytest.mark.long
 def test_real_changes_are_those_of_retraining_by_hand_without_a_party_or_a_record():
     story = Story(SMALL, 5, hp.networks.FullyConnected(4))
     told, changes = story.check(story.predict(hp.HGP(2, 1, 0.3)))
@@ -173,6 +174,7 @@ def test_the_sentence_names_the_controls_that_were_not_beaten():
     assert "ahead of all 2 controls." in report.sentence(one, [{"parties": REMOVED, "records": REMOVED}])
 
 
+@pytest.mark.long
 def test_a_small_run_has_every_row_and_its_costs(tmp_path):
     result, run = execute(EXPERIMENT, SMALL, tmp_path / "run")
     own = {row["method"]: row for row in result["rows"] if row["seed"] == 1}

@@ -80,6 +80,7 @@ def test_comparisons_are_by_seed_and_a_gain_within_the_interval_of_its_seeds_is_
     assert auc(np.ones(2), np.zeros(2, bool)) is None
 
 
+@pytest.mark.long
 def test_the_first_step(tmp_path):
     result, _ = execute(EXPERIMENT, Together(**TINY, until="train", seeds=(0,)), tmp_path / "run")
     assert [row["method"] for row in result["rows"]] == [

@@ -36,6 +36,7 @@ def study(tmp_path_factory):
     return saved.load(folder)
 
 
+@pytest.mark.long
 def test_measured_errors_follow_the_exact_ones_below_the_bound(study):
     result = study.result
     for curve in result["curves"]:
@@ -48,6 +49,7 @@ def test_measured_errors_follow_the_exact_ones_below_the_bound(study):
     assert plain[-1] > 0.9 * plain[20]  # more rounds do not reduce the error
 
 
+@pytest.mark.long
 def test_the_result_says_what_was_done(study):
     result = study.result
     assert result["experiment"] == "vr-hgp"
@@ -66,6 +68,7 @@ def test_the_result_says_what_was_done(study):
         assert (study.path / "figures" / name).stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_observed_links_cost_little_after_long_training_and_nothing_where_links_stay(study):
     found = {(row["network"], row["estimator"], row["training_steps"]): row for row in study.result["links"]}
     assert len(found) == 4 * 2 * 2

@@ -22,6 +22,7 @@ def test_states_are_counted():
     assert tree[1] // PARAMETERS == 3 + 2 * 3
 
 
+@pytest.mark.long
 def test_the_benchmark_runs_and_reports(monkeypatch):
     monkeypatch.setattr(memory, "ESTIMATORS", {"HGP": ESTIMATORS["HGP"]})
     result = memory.run(SMALL)

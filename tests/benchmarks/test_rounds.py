@@ -85,6 +85,7 @@ def test_growth_is_the_slope_between_sizes():
     assert growth_row(10, 1.0, None, None, None)["peak_megabytes"] is None
 
 
+@pytest.mark.long
 def test_the_benchmark_runs_and_reports(capsys):
     given = "--clients 3 --widths 4 --examples 5 --growth-clients 24 --seconds 0.001 --repeats 1 --json"
     main(Rounds, rounds.run, given.split())

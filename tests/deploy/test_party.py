@@ -72,6 +72,7 @@ def compare(config, base, found):
     assert truth.task.clients == len(names)
 
 
+@pytest.mark.long
 def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_path):
     config = deployed(tmp_path / "run.toml", solving(), 3)
     shown = []

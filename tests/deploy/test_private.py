@@ -119,6 +119,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.long
 def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, monkeypatch):
     """With equal noise on the old and the corrected data, the difference of two messages would reveal the
     correction.

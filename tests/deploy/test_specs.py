@@ -54,7 +54,7 @@ def same_files(folders, name, truth):
 @pytest.mark.parametrize(
     ("task", "network", "method"),
     [
-        ({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", PDBO),
+        pytest.param({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", PDBO, marks=pytest.mark.long),
         ({"name": "deploy.tasks:weighted_labels", "seed": 0}, "random-directed", PDBO),
         ({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", {**PDBO, "hypergradient": VRHGP}),
         ({"name": "quadratic", "seed": 0, "common": True}, "ring", {"name": "MDBO", "steps": 12}),
@@ -86,7 +86,7 @@ def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_
         np.testing.assert_allclose(mine, leaf[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("verb", ["hypergradient", "influence"])
+@pytest.mark.parametrize("verb", [pytest.param("hypergradient", marks=pytest.mark.long), "influence"])
 def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path):
     asked = {"name": verb, "parties": "first order"} if verb == "influence" else verb
     tables = {

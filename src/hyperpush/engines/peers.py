@@ -312,7 +312,7 @@ def refused_by_name(names: list[str], refused: Mapping[int, Mapping[str, int]]) 
 
 
 class Connection(NamedTuple):
-    """How a party connects to others: the addresses of its neighbors, its own address and its certificate."""
+    """Connection data of a party: the addresses of its neighbors, its own address and its certificate."""
 
     client: int
     links: Mapping[str, Address | None]  # neighbors by name, with the address to dial; None: the neighbor dials

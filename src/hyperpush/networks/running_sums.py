@@ -36,8 +36,8 @@ class Outgoing:
         The first message is lost. The second message also delivers the first share.
 
         >>> import numpy as np
-        >>> from hyperpush.networks.running_sums import Incoming, Outgoing
-        >>> sender, receiver = Outgoing(1), Incoming(1)
+        >>> from hyperpush.networks.running_sums import IncomingSums, Outgoing
+        >>> sender, receiver = Outgoing(1), IncomingSums(1)
         >>> lost = sender.add(1, np.array([0.25]))
         >>> counter, total = sender.add(1, np.array([0.5]))
         >>> receiver.take(0, counter, total).tolist()
@@ -73,8 +73,8 @@ class IncomingSums:
         An overtaken message adds nothing.
 
         >>> import numpy as np
-        >>> from hyperpush.networks.running_sums import Incoming
-        >>> receiver = Incoming(1)
+        >>> from hyperpush.networks.running_sums import IncomingSums
+        >>> receiver = IncomingSums(1)
         >>> receiver.take(0, 2, np.array([0.75])).tolist(), receiver.take(0, 1, np.array([0.25]))
         ([0.75], None)
     """

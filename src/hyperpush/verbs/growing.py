@@ -1,7 +1,7 @@
-"""Growth of what one party can see: the cost of its own data, and its hypergradient.
+"""Detect a diverging run from one party's own data: its costs or its hypergradient have grown enormously.
 
-Among peers no average tells whether params solve the problem, so these bounds are the only signs of a run that leaves
-for infinity. They compare with the start, and use a party's own data only.
+Peers do not compute an average that shows whether params solve the problem. A party therefore compares its own costs
+with their values at the start of the run, and its hypergradient with a bound.
 """
 
 import jax
@@ -13,7 +13,7 @@ from hyperpush.data.batches import full_batch
 from hyperpush.task.problem import JointCost
 from hyperpush.task.task import Task
 
-GROWTH = 1e6  # multiple of the start above which a number counts as growing
+GROWTH = 1e6  # a cost above this multiple of its start, or a hypergradient above this multiple of its bound, has grown
 
 
 def grown_cost(before: Task, after: Task) -> str:
@@ -38,11 +38,11 @@ def _own_costs(task: Task) -> list[tuple[str, float]]:
 
 
 def grown_estimate(task: Task, value: PyTree) -> str:
-    """Return a message if a party's hypergradient exceeds a million times the bound of its parts, else an empty string.
+    """Return a message if a party's hypergradient exceeds a million times a bound on its parts, else an empty string.
 
-    A hypergradient is the outer gradient in the hypers, less the mixed derivative times a solution of a linear system
-    whose right side is the outer gradient in the params. The mixed derivative of a party is bounded by the squares of
-    its data, unless these are small.
+    A hypergradient is the outer gradient in the hypers, minus the mixed derivative times the solution of a linear
+    system. The right side of this system is the outer gradient in the params. The bound takes the square of the party's
+    largest training value, or 1 if that is larger, for the mixed derivative.
     """
     if task.owner is None or task.privacy is not None or isinstance(task.problem.outer, JointCost):
         return ""

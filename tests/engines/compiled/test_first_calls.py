@@ -97,12 +97,13 @@ def test_a_solve_is_one_program_and_other_numbers_compile_nothing():
     compile.clear()
     with compile.counting() as counts:
         solve(0.1)
-    assert counts.compilations == 2  # the solve, and the first costs
+    assert counts.compilations == 3  # the first costs, the solve, and the judgment of the params that it reports
     with compile.counting() as counts:
         solve(0.11)
     assert counts.compilations == 0
 
 
+@pytest.mark.long
 def test_a_watched_solve_computes_what_one_program_does():
     class Watch(hp.hooks.Hook):
         pass
@@ -126,7 +127,7 @@ def test_calls_of_the_other_verbs_compile_few_programs():
     assert training.compilations <= 3  # the first costs, the training, and the certificate of its params
     with compile.counting() as tuning:
         hp.tune(task, hp.SGP(20, 0.1), NETWORK, key=0, over={"step_size": [0.1, 0.2]}, on="validation", metric=away)
-    assert tuning.compilations == 1  # one program for all settings; the first costs are known
+    assert tuning.compilations == 2  # one program for all settings, and the judgment of the best; first costs are known
     with compile.counting() as scoring:
         hp.influence.scores(trained, hp.TreeCG(), NETWORK, key=0)
     assert scoring.compilations <= 6, scoring

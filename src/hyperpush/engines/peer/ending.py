@@ -1,4 +1,4 @@
-"""How a peer ends: after all others have received its messages, or earlier, after it has transferred its mass.
+"""The end of a peer: after all others have received its messages, or earlier, after it has transferred its mass.
 
 Draining ends a run. Each peer sends its last totals again until every receiver has made them durable. Then it announces
 that it is done. It ends when all neighbors are done, in the same view of the membership.

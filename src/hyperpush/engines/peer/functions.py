@@ -76,7 +76,7 @@ class ClientLinks(NamedTuple):
         return ClientLinks(own, weights, to, heard, given)
 
     def keep_shares(self, late: list[int]) -> "ClientLinks":
-        """Return the links with weight 0 for peers in `late`, and keep their shares. Links that are down get weight 0."""
+        """Return the links with weight 0 for links that are down and for peers in `late`, whose shares are kept."""
         weights = np.where(self.to, self.weights, 0)
         own = np.asarray(self.own + weights[late].sum(dtype=weights.dtype))
         weights[late] = 0
