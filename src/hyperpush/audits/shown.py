@@ -144,8 +144,8 @@ def _limits(found: "AuditResult") -> list[str]:
         "Intervals treat the trained models as fixed, and folds share training data. So intervals are somewhat narrow.",
         f"Models without a party are {_steps(found)}. The leaver's own loss is never counted.",
         seen,
-        "A party with 5 to 7 % of the records is not detected this way, even if all its labels are wrong. If 30 to 40 % "
-        "of one party's labels are wrong at random, they hardly hurt the others, and are not found either.",
+        "A party with 5 to 7 % of the records is not detected this way, even if all its labels are wrong. If 30 to "
+        "40 % of one party's labels are wrong at random, they hardly hurt the others, and are not found either.",
         f"Effects use the L2 rate {found.about['fixed_l2']:g}. "
         + ("Joining uses rates chosen by inner folds." if found.about["l2"] is None else "So does joining."),
     ]
@@ -166,8 +166,8 @@ def _learned() -> list[str]:
         "In a run among real parties, all learn numbers of records, and sums, counts and squares of each column.",
         "They also learn the sums of costs, gradients and Hessians by which models are trained, and the models.",
         "For each leaver they learn sums over the others of losses, of loss differences and of their squares.",
-        "Everything else stays with the party that it concerns: its rows and losses, the effects of each other party on "
-        "it, and the scores of its records.",
+        "Everything else stays with the party that it concerns: its rows and losses, the effects of each other party "
+        "on it, and the scores of its records.",
         "Vectors are not protected: a party that forwards sums in the tree sees its children's.",
     ]
 
