@@ -85,7 +85,7 @@ class Hook:
         """Observe the end of the run."""
 
     def resume_from(self, run: Any) -> Snapshot | None:
-        """Return the snapshot from which a run continues, or None to start anew. `run` is a `HostLoop`."""
+        """Return the snapshot from which a run continues; None: it starts from the beginning. `run` is a `HostLoop`."""
 
     def end_chunk(self, done: int, stop: int) -> int:
         """Return the iteration where the next chunk ends, at most `stop`. `done` iterations are complete."""

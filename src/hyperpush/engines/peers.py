@@ -92,7 +92,7 @@ class Peers(Engine, Configured):
         keep_checkpoint: True keeps the file after the run, for a caller that still has to save the result.
         secret: A file with 32 secret bytes, written if missing. This party's mini-batches and noise are drawn from it.
             None: they follow from `key=`, which all parties know. A private task requires a file.
-        repeats: True lets the run start anew after the removal of a party. A private task requires False, because ε
+        repeats: True lets averages restart after the removal of a party. A private task requires False, because ε
             covers each release only once.
         faults: Injected faults on top of the network's, for trials in asynchronous mode. None: no injected faults.
         fault_seed: Seed of the injected faults, 0 or more.

@@ -21,7 +21,7 @@ from hyperpush.engines.result import Recorder, RowClock, RunResult, record_shape
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.programs import Profile, all_clients, bytes_of, one_client
 
-LARGE = 1 << 24  # bytes
+LARGE = 1 << 24  # bytes; larger arrays of ones are stored as a single number
 
 
 @final

@@ -37,7 +37,7 @@ class RunContext(eqx.Module):
     faults: Faults | None = None
     tree: Tree | None = None  # None for programs without averages along a tree
     tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # paths of averages along the tree
-    agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach all clients
+    agreement: int = eqx.field(static=True, default=1)  # number of max-consensus rounds until all clients agree
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
     level: Level | Choice = eqx.field(static=True, default="full")  # compiler optimizations, see `compile.py`
     mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device

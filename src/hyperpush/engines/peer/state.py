@@ -19,7 +19,7 @@ class Stage(IntEnum):
     """Stages of a peer, from running its program to the end of the run."""
 
     RUNNING = 0
-    ENDED = 1  # it has finished the program; messages to it may be under way
+    ENDED = 1  # it has finished the program; messages to it may be in transit
     DONE = 2  # others have made all its messages durable
     OVER = 3  # no other peer needs this one anymore
 
@@ -66,7 +66,7 @@ class PeerCounts:
     floats: int = 0
     bytes: int = 0  # bytes of messages, counted once per link
     late: int = 0
-    work: Work = field(default_factory=Work)  # set at the end of the program
+    work: Work = field(default_factory=Work)  # gradients and products computed; set at the end of the program
     rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `RefusalReason`
     refused: dict[int, Counter[str]] = field(default_factory=dict)  # with invalid content, by sender and reason
     stages: int = 0  # number of averages that have ended

@@ -1,4 +1,4 @@
-"""Watch incoming links for certificates of strangers, and of other peers than the one that uses the link."""
+"""Watch incoming links for certificates that name no peer of the run, or another peer than the link's user."""
 
 import time
 from collections.abc import Mapping

@@ -93,7 +93,7 @@ class Incoming:
             self._changed.notify_all()
 
     def on_link(self, name: str | None, session: bytes, opened: bool) -> None:
-        """Count links with the certificate of a stranger, or of a peer that says hello on another link."""
+        """Count a link whose certificate names no peer of the run, or a peer that says hello on another link."""
         with self._changed:
             if found := self._guests.note(name, session, opened):
                 self._note_guest(str(name), found)

@@ -123,7 +123,7 @@ class Membership:
             self._check_place(other, said)
         other.last_seen = time.monotonic()
         if place in self.closed:
-            # Tell it that it was removed. Ignore its view of others, which comes from its side of a split.
+            # Answer, so that the peer learns of its removal. Ignore its view of other members: the network was split.
             if said.topic == Topic.HELLO:
                 self._hear_hello(place, said)
             return None
@@ -334,7 +334,7 @@ class Membership:
         self._tell_members()
 
     def remove_gone(self) -> None:
-        """Remove members that are absent for too long, and tell the others."""
+        """Remove members that have been absent for more than `close_after` seconds, and inform all others."""
         now, gone = time.monotonic(), set[int]()
         for place, other in self.neighbors.items() if self.asynchronous else ():
             if self._may_be_gone(place, other) or now - other.lost <= self.close_after:
