@@ -1,4 +1,4 @@
-"""Parts of algorithms with a server: steps on all clients' data, as exact averages."""
+"""Parts of algorithms with a server: steps that use exact averages over all clients."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +38,7 @@ def average_fields(*fields: str) -> Average:
 
 
 class PooledState(eqx.Module):
-    """A client whose params and hyper are, or become, common to all clients."""
+    """A client's state in an algorithm with a server, which makes params and hyper equal at all clients."""
 
     params: PyTree
     hyper: PyTree
@@ -46,7 +46,7 @@ class PooledState(eqx.Module):
 
 
 class PooledDescent(ImplicitDescent):
-    """Base of algorithms with a server: params and hypers descend along the exact means of the clients' gradients.
+    """The base class of algorithms with a server: params and hypers descend along exact means of clients' gradients.
 
     States have the fields `params`, `hyper` and `value`.
     """
@@ -73,8 +73,8 @@ class PooledDescent(ImplicitDescent):
 def pooled_hypergradient(problem: Problem, inverse: Inverse, batch_size: int | None) -> Node:
     """Return the node `value` ← ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, with the mean H̄ of all Hessians.
 
-    The mean of `value` is dF̄/dλ for a common λ. A server draws the length of a random series, so all clients take the
-    same term.
+    The mean of `value` is dF̄/dλ for a common λ. If the series is random, a server draws its length, so that all clients
+    take the same term.
     """
     if isinstance(inverse, ConjugateGradients):
         return Scope(

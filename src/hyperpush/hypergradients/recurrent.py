@@ -9,8 +9,8 @@ is B̄(I − Ā)^{-1} c_x + c_λ, where
 with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = (1/n)∂_λ F_i, and SGP's step size γ. During SGP,
 p̄_{i→j} is the mean weight that i sent to j, δ̄_{j→i} the frequency of messages from j to i, and ω_i the mean push-sum
 weight. Messages of the estimate must flow against the links of SGP. So client i weights a message from j by
-p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average if the link from j to i is ever up. The target is O(γ) away from the
-hypergradient of the exact consensus solution.
+p̄_{i→j}/δ̄_{j→i}. This weight is p̄_{i→j} on average if the link from j to i is ever up. The target is O(γ) away from
+the hypergradient of the exact consensus solution.
 
 On a private task B_i is applied once, to the sum of the vectors of all steps, and the last H_i u is not needed. So
 DirectedRB takes `steps` + 1 releases and VRHGP 2·`steps`.

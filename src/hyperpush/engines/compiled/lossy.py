@@ -24,7 +24,7 @@ from hyperpush.networks.trees import Post, reliable_post
 
 
 class Fates(NamedTuple):
-    """Whether and how late the messages of this step arrive, by (sender, receiver, copy)."""
+    """Arrivals and delays of the messages of this step, by (sender, receiver, copy)."""
 
     arrives: Bool[Array, "b n 2"]
     delays: Int[Array, "b n 2"]
