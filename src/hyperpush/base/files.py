@@ -66,7 +66,7 @@ def unwritten(what: str, error: Exception, before: bool = False) -> HyperpushErr
 
 
 def as_path(field: str, given: object, kind: str = "folder") -> Path:
-    """Return the path that a user gave, with `~` replaced by the home folder; raise InvalidInput if it is not a path."""
+    """Return the path that a user gave, with `~` replaced by the home folder; raise InvalidInput if it is invalid."""
     if not isinstance(given, str | Path) or not str(given):
         raise InvalidInput(field, given, f"the name of a {kind}")
     try:

@@ -1,4 +1,4 @@
-"""Define the type of a method's numbers: Python floats, which become traced arrays when an engine compiles the method."""
+"""Define the type of a method's numbers: Python floats, which become traced arrays in compiled code."""
 
 from typing import Any
 

@@ -82,7 +82,7 @@ class Status:
             square over clients. None if it is not known.
         stationary: True if `gradient` is at most 0.01, False if it is larger, None if it is not known.
         stationary_reason: Reason why `stationary` is None; or, if it is False, the other fixed point from the papers
-            (x_L or x_M, see `hyperpush.algorithms.base`) at which the algorithm ended. Empty if there is nothing to add.
+            (x_L or x_M, see `hyperpush.algorithms.base`) at which the algorithm ended. Empty if neither applies.
         hint: Likely cause, in the data, of a result that did not converge; empty if none was found.
         refused: Names of peers that sent messages with impossible content, with counts and reasons; empty if there are
             none. If not empty, `converged` is never True.
@@ -157,7 +157,7 @@ class Status:
         return replace(self, converged=False, reason=reason, refused=told)
 
     def with_doubts_of(self, run: "Status") -> "Status":
-        """Return this status with the refused messages and isolated averages of an earlier run that led to its result."""
+        """Return this status with the refused messages and isolated averages of the run that led to its result."""
         if not (run.refused or run.isolated):
             return self
         reason = self.reason if self.converged is False else run.reason
@@ -215,8 +215,9 @@ class Status:
             return replace(self, **known)
         if by.converged is None:
             return replace(self, converged=None, reason=by.reason, **known)
-        # `error` is dropped, because it measures the solution of the linear system at these params, and not the distance
-        # from the derivative at an inner solution. With several estimates, `by` judges the params after the last one.
+        # `error` is dropped, because it measures the solution of the linear system at these params. It does not measure
+        # the distance from the derivative at an inner solution. With several estimates, `by` judges the params after
+        # the last one.
         failed = self.failed if self.runs > 1 else 1
         return replace(self, converged=False, reason=by.reason, error=None, failed=failed, **known)
 

@@ -40,7 +40,7 @@ def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.c
     with tempfile.TemporaryFile("w+") as said:
         try:
             for index in range(processes):
-                # Each process has its own session, so that a signal from the terminal reaches it only through `forward`.
+                # Each process has its own session: a signal from the terminal reaches it only through `forward`.
                 quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": said} if index else {}
                 own = {"env": {**os.environ, PARENT: str(os.getpid())}, "start_new_session": True}
                 options = {"stdin": subprocess.DEVNULL, **own, **quiet}
