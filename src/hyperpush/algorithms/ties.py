@@ -159,13 +159,13 @@ class Ties(Configured):
 
     @property
     def matrix(self) -> Graph:
-        """Graph by the numbers of the parties."""
+        """Graph whose rows and columns are the numbers of the parties."""
         if not isinstance(self.graph, Graph):
             raise InvalidInput("ties.graph", "links by name", "hp.networks.Graph(…), or a network= to run on")
         return self.graph
 
     def start(self, hyper: PyTree, problem: Problem) -> Neighbors:
-        """Return the state before the first message."""
+        """Return a client's record of the others' hypers, before the first message."""
         n, tied = self.matrix.clients, self.select(hyper, problem.by_example)
         return Neighbors(jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape), leaf.dtype), tied), jnp.zeros(n, bool))
 

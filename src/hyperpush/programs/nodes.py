@@ -185,8 +185,8 @@ class Average(eqx.Module):
 
     With `"tree"` the links decide the number of rounds. Each client sends at most two messages on average, more on
     lossy links. Engines that host all clients compute the mean in one step and count the cost of the tree; peers send
-    along the tree. On random links the first such average of a run also counts the cost of learning how often links are up.
-    **Use `"tree"`** where clients trust each other. A parent sees its children's sums and could falsify them.
+    along the tree. On random links the first such average of a run also counts the cost of learning how often links
+    are up. **Use `"tree"`** where clients trust each other. A parent sees its children's sums and could falsify them.
 
     Args:
         get: `get(state, context)` returns `(value, mass)`. The value is any pytree, sent as one message.
