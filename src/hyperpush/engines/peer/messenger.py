@@ -4,7 +4,7 @@ Each message holds its sender's view of the membership (`view`), its place in th
 (`step`). A receiver refuses and counts messages in which these do not match its own.
 
 - A MESSAGE is used in its own round only. A late one is counted and dropped.
-- A TOTAL is the running sum of a link. The receiver adds its difference to the newest total received before, so losses,
+- A TOTAL is the running sum of a link. The receiver adds its difference to the newest total received before. So losses,
   repeats and reordering do not change the sum (Hadjicostis, Vaidya and Domínguez-García 2016). Totals of all rounds are
   used. If the receiver has not reached their place in the program, it keeps the newest total of each sender.
 - SEEN acknowledges a total at once: the sender may put the next share on the link.
