@@ -25,7 +25,7 @@ def test_the_error_is_below_its_estimate_and_that_below_the_tolerance(kind):
         found = estimate(problem)
         assert (found.status.converged, found.status.reason) == (True, "tolerance")
         assert found.status.error is not None
-        assert problem.error(found.value) <= found.status.error <= 2e-5
+        assert problem.error(found.value) <= found.status.error <= 1e-5
 
 
 @pytest.mark.parametrize("kind", REGULAR[:-1])
@@ -35,7 +35,23 @@ def test_in_float32_too(kind):
         found = estimate(problem)
         assert found.status.converged
         assert found.status.error is not None
-        assert problem.error(found.value) <= found.status.error <= 2e-3
+        assert problem.error(found.value) <= found.status.error <= 1e-3
+
+
+@pytest.mark.parametrize(("share", "good"), [(1e-2, True), (1e-3, None), (3e-4, None), (1e-4, False), (1e-6, False)])
+def test_in_float32_a_claim_holds_where_terms_cancel(share, good):
+    """This share of the terms is left. Rounding them is an error of about 1e-7 of their size, whatever is solved."""
+    for seed in range(3):
+        problem = system("like", seed)
+        through = problem._replace(direct=np.zeros_like(problem.direct)).hypergradients()
+        left = share * problem.direct * np.abs(through).mean()
+        rounded = problem._replace(direct=len(through) * (left - through))
+        rounded = System(*(np.float64(np.float32(part)) for part in rounded))  # the truth for what is computed with
+        found = estimate(rounded)
+        assert found.status.error is not None
+        assert rounded.error(found.value) <= found.status.error
+        assert found.status.converged == (found.status.error <= 1e-3)
+        assert good in (None, found.status.converged)
 
 
 @pytest.mark.usefixtures("float64")

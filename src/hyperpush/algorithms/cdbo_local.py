@@ -6,6 +6,8 @@ from hyperpush.algorithms.cdbo import CDBO
 from hyperpush.base.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.local_gradient import LocalGradient
+from hyperpush.inner.base import InnerSolver
+from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.methods.base import MethodInfo
 
 
@@ -22,7 +24,7 @@ class CDBOLocal(CDBO):
     never sent. **Avoid it** where clients should share params: it ends at x_L.
 
     Args:
-        inner: An inner solver without messages: `hp.LocalSGD(…)`. It lacks a default, because it needs a step size.
+        inner: An inner solver without messages: `hp.LocalSGD(…)`. By default 1,000 steps of a size that it finds.
         hypergradient: `hp.hypergradients.LocalGradient(…)`.
         outer: Optimizer of the hyper, as in `PDBO`.
         steps: Steps of the hyper, 0 or more. With 0 only the inner problems are solved.
@@ -67,6 +69,7 @@ class CDBOLocal(CDBO):
         },
     )
 
+    inner: InnerSolver = LocalSGD(steps=1000)
     hypergradient: HypergradientEstimator = LocalGradient()
 
     def __check_init__(self):

@@ -78,12 +78,15 @@ def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) 
     return largest_stretch(multiply, multiply_transposed, vector, ctx.key)
 
 
-def scale_of(jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
+def scale_of(
+    jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"], share: float | None = None
+) -> Float[Array, ""]:
     """Return the size of v_i = direct − B_i q as the unit of its error; `jacobian_norm` is ‖B_i‖.
 
-    If the terms cancel beyond half of the digits, the unit is √ε times the terms, with rounding unit ε.
+    It is at least this share of the terms. None: √ε with rounding unit ε, where half of the digits have canceled.
     """
-    return jnp.maximum(norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * (norm(direct) + jacobian_norm * norm(q)))
+    least = jnp.sqrt(jnp.finfo(q.dtype).eps) if share is None else share
+    return jnp.maximum(norm(value), least * (norm(direct) + jacobian_norm * norm(q)))
 
 
 def relative_error(

@@ -73,10 +73,11 @@ class TreeCG(SystemSolver):
 
         max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
 
-    and the method ends when this is below the tolerance, or below twice the tolerance for a recomputed residual. If the
-    terms of v_i cancel beyond half of the digits, the error is relative to the terms. Otherwise the status gives the
-    reason: the limit of steps, a singular or indefinite Hessian (`"ill-posed"`), or a condition number that is too
-    large for rounding (`"inaccurate"`).
+    plus the rounding of the two terms of v_i, which matters where they cancel. The method ends when this is below the
+    tolerance for a recomputed residual. Otherwise the status gives the reason: the limit of steps, a singular or
+    indefinite Hessian (`"ill-posed"`), or rounding, at a large condition number or of terms that cancel
+    (`"inaccurate"`). Within an algorithm v_i may vanish at the end. So twice the tolerance is accepted there, and if
+    the terms cancel beyond half of the digits, the error is relative to them.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
     mini-batches, on private tasks, and among members that distrust each other: a parent in the tree sees its children's
@@ -165,12 +166,14 @@ class TreeCG(SystemSolver):
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
         """Return a program that only measures how far params are from solved.
 
-        With `probed`, a random right-hand side first looks for directions in which the inner gradient has no part.
+        With `probed`, a random right-hand side first looks for directions in which the inner gradient has no part. It
+        calls negative curvature ill-posed. A flat direction, which a minimum may have, ends it at its limit.
         """
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             vector, direct = ravel_pytree(state.params)[0], optax.tree.zeros_like(state.hyper)
             begun = self._state(state, jnp.zeros_like(vector), direct, jnp.zeros((), vector.dtype))
+            begun = replace(begun, measures=True)
             if probed:
                 return replace(begun, probe=self._start_probe(vector, ctx))
             return replace(begun, judged=Judged.start(begun.value, begun.memory, begun.error))
@@ -264,6 +267,7 @@ class TreeCG(SystemSolver):
             skip=zero + (EXACT if state.outer is None else jnp.where(state.outer == 0, EXACT, NEAR)),
             judged=None,
             common=self.common,
+            alone=state.outer is None,
         )
 
     def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
@@ -334,7 +338,8 @@ class TreeCG(SystemSolver):
             first = replace(probe, descent=Descent.start(image, self._room(image)), first=size, on=size > 0)
             after = choose(begins, first, after)
             known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
-        reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
+        named = jnp.where(curvature < -floor, Reason.ILL_POSED, Reason.LIMIT) if state.measures else Reason.ILL_POSED
+        reason = jnp.where(singular, named, state.reason).astype(jnp.int32)
         return replace(state, probe=after, smallest=known, reason=reason)
 
     def _check_residual(self, state: TreeState, residual: Float[Array, " d"], floor: Float[Array, ""]) -> TreeState:
@@ -342,7 +347,7 @@ class TreeCG(SystemSolver):
         residual = residual - self.damping * state.x
         size, first = norm(residual), state.begin == 0
         error = relative_error(state, size + floor, state.smallest)
-        solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
+        solved = (~first & (error <= 2 * self._aim(state))) | (size == 0)
         waits = solved & self._awaits_probe(state)
         hopeless = ~first & ((size > LITTLE_PROGRESS * state.begin) | (size <= 3 * floor))
         reason = jnp.where(solved, Reason.TOLERANCE, jnp.where(hopeless, Reason.INACCURATE, state.reason))
@@ -367,7 +372,7 @@ class TreeCG(SystemSolver):
         drift = jnp.hypot(state.drift, rounding * length)
         error = relative_error(state, state.begin * (descent.size + drift), smallest)
         moved = state.begin * length
-        leave = (error <= self._tolerance(image)) | (descent.size <= 2 * drift)
+        leave = (error <= self._aim(state)) | (descent.size <= 2 * drift)
         after = replace(
             state,
             x=state.x + moved * state.descent.direction,
@@ -400,8 +405,10 @@ class TreeCG(SystemSolver):
         """Return how many steps of a descent Ritz values remember. Rounding delays their convergence beyond d steps."""
         return min(self.steps, 4 * like.size + 20)
 
-    def _tolerance(self, like: Array) -> Any:
-        return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance
+    def _aim(self, state: TreeState) -> Any:
+        """Return the error to aim at. Twice that is accepted for a recomputed residual, which includes rounding."""
+        tolerance = default_tolerance(state.x.dtype) if self.tolerance is None else self.tolerance
+        return tolerance / 2 if state.alone else tolerance
 
 
 def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> HypergradientState:
