@@ -74,10 +74,10 @@ class TreeCG(SystemSolver):
         max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
 
     plus the rounding of the two terms of v_i, which matters where they cancel. The method ends when this is below the
-    tolerance for a recomputed residual. Otherwise the status gives the reason: the limit of steps, a singular or
-    indefinite Hessian (`"ill-posed"`), or rounding, at a large condition number or of terms that cancel
-    (`"inaccurate"`). Within an algorithm v_i may vanish at the end. So twice the tolerance is accepted there, and if
-    the terms cancel beyond half of the digits, the error is relative to them.
+    tolerance, or below twice the tolerance for a recomputed residual. Otherwise the status gives the reason: the limit
+    of steps, a singular or indefinite Hessian (`"ill-posed"`), or rounding, at a large condition number or of terms
+    that cancel (`"inaccurate"`). Within an algorithm v_i may vanish at the end. So if the terms cancel beyond half of
+    the digits there, the error is relative to them.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
     mini-batches, on private tasks, and among members that distrust each other: a parent in the tree sees its children's
@@ -346,8 +346,10 @@ class TreeCG(SystemSolver):
         """Return the state after the residual was recomputed: the end, or the start of another cycle."""
         residual = residual - self.damping * state.x
         size, first = norm(residual), state.begin == 0
-        error = relative_error(state, size + floor, state.smallest)
-        solved = (~first & (error <= 2 * self._aim(state))) | (size == 0)
+        exact = size == 0
+        error = relative_error(state, jnp.where(exact, 0, size + floor), state.smallest)
+        error = jnp.where(exact & (first | (not state.alone)), 0, error)  # a solution of 0 has one term only
+        solved = (~first | exact) & (error <= 2 * self._tolerance(residual))
         waits = solved & self._awaits_probe(state)
         hopeless = ~first & ((size > LITTLE_PROGRESS * state.begin) | (size <= 3 * floor))
         reason = jnp.where(solved, Reason.TOLERANCE, jnp.where(hopeless, Reason.INACCURATE, state.reason))
@@ -357,7 +359,7 @@ class TreeCG(SystemSolver):
             descent=Descent.start(residual / jnp.where(size > 0, size, 1), self._room(residual)),
             begin=jnp.where(waits, state.begin, size),
             drift=jnp.zeros_like(state.drift),
-            error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
+            error=jnp.where(first & ~exact, state.error, error),
             phase=jnp.where(waits, RESIDUAL, DIRECTION).astype(jnp.int32),
             reason=jnp.where(state.reason == RUNNING, reason, state.reason).astype(jnp.int32),
             along_x=state.along,
@@ -372,7 +374,7 @@ class TreeCG(SystemSolver):
         drift = jnp.hypot(state.drift, rounding * length)
         error = relative_error(state, state.begin * (descent.size + drift), smallest)
         moved = state.begin * length
-        leave = (error <= self._aim(state)) | (descent.size <= 2 * drift)
+        leave = (error <= self._tolerance(image)) | (descent.size <= 2 * drift)
         after = replace(
             state,
             x=state.x + moved * state.descent.direction,
@@ -405,10 +407,8 @@ class TreeCG(SystemSolver):
         """Return how many steps of a descent Ritz values remember. Rounding delays their convergence beyond d steps."""
         return min(self.steps, 4 * like.size + 20)
 
-    def _aim(self, state: TreeState) -> Any:
-        """Return the error to aim at. Twice that is accepted for a recomputed residual, which includes rounding."""
-        tolerance = default_tolerance(state.x.dtype) if self.tolerance is None else self.tolerance
-        return tolerance / 2 if state.alone else tolerance
+    def _tolerance(self, like: Array) -> Any:
+        return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance
 
 
 def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> HypergradientState:
