@@ -1,6 +1,6 @@
-"""One environment for every test: four XLA devices on the CPU, no display, and a compilation cache of its own.
+"""Set up one environment for every test: four XLA devices on the CPU, no display, and a separate compilation cache.
 
-`make test-long` also has every signature of the package checked by beartype (TYPED in the Makefile).
+`make test-long` also lets beartype check every signature of the package (TYPED in the Makefile).
 """
 
 import gc
@@ -9,7 +9,7 @@ from pathlib import Path
 
 # JAX and matplotlib read these when they are first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Tests compile much and run little: let LLVM spend less on it.
+# Tests compile much and run little, so LLVM skips expensive optimizations.
 os.environ["XLA_FLAGS"] = " ".join(
     (
         "--xla_force_host_platform_device_count=4",
@@ -19,7 +19,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 os.environ["MPLBACKEND"] = "Agg"
-# What one test or worker has compiled, another need not.
+# Tests and workers share one compilation cache, so each program is compiled once.
 os.environ["HYPERPUSH_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     Path(__file__).parent / ".pytest_cache" / "jax"
 )
@@ -27,7 +27,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 
 def pytest_collection_finish(session):
-    """Collect garbage rarely: there is little, and every collection looks at all that JAX keeps of its traces."""
+    """Collect garbage rarely: there is little of it, and every collection scans all traces that JAX keeps."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
 
@@ -37,8 +37,8 @@ MOST_MAPS = 25_000  # Linux allows a process 65,530 mappings; XLA crashes when i
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Free compiled code now and then: it holds mappings, and a worker runs more than a thousand tests."""
-    import jax  # not before the environment is set
+    """Free compiled code from time to time: it holds memory mappings, and a worker runs more than a thousand tests."""
+    import jax  # imported only after the environment is set
 
     from hyperpush.engines.compiled import compile
 

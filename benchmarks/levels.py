@@ -2,8 +2,8 @@
 
     python benchmarks/levels.py                 # some minutes on an idle machine
 
-Each row prints the estimated operations of a run, the level that the rule takes, and by level the CPU seconds of the
-first call and the median CPU milliseconds of five later calls with other keys and step sizes.
+Each row prints the estimated operations of a run and the level that the rule takes. For each level follow the CPU
+seconds of the first call and the median CPU milliseconds of five later calls with other keys and step sizes.
 """
 
 import sys

@@ -51,7 +51,7 @@ def checked_out(revision: str, folder: str) -> Path:
     """Write the sources of a revision to a folder, and return them."""
     archive = subprocess.run(["git", "archive", revision, "src"], cwd=HERE.parent, capture_output=True)
     if archive.returncode:
-        raise HyperpushError(f"git has no sources of {revision}: {archive.stderr.decode()[-200:]}")
+        raise HyperpushError(f"git does not have sources of {revision}: {archive.stderr.decode()[-200:]}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
     return Path(folder) / "src"

@@ -1,7 +1,7 @@
-"""Five hospitals train one model. One codes its labels the other way round; eight records of another are wrong.
+"""Five hospitals train one model. Hospital D codes its labels the other way round; B has eight wrong records.
 
-The audit names the first, and in most seeds the second, too: both are harmful by construction. No record leaves its
-hospital. Run it with `make demo`; `--seed 1` deals other records out.
+The audit names D, and in most seeds B, too: both are harmful by construction. No record leaves its
+hospital. Run the demo with `make demo`; `--seed 1` assigns other records to the hospitals.
 """
 
 import argparse
@@ -16,15 +16,15 @@ from sklearn.preprocessing import StandardScaler
 
 import hyperpush as hp
 
-SHARES = {"A": 0.25, "B": 0.20, "C": 0.20, "D": 0.25, "E": 0.10}  # of the 569 records
-TEST = 0.25  # of a hospital's records; scores are on these, with the right labels
-PLANTED = 8  # training records of B with a wrong label; all of D's labels are swapped
-CHECKED = 10  # training records per hospital with checked labels; weights are learned on them
+SHARES = {"A": 0.25, "B": 0.20, "C": 0.20, "D": 0.25, "E": 0.10}  # shares of the 569 records
+TEST = 0.25  # share of a hospital's records that is held out; scores use these records with the right labels
+PLANTED = 8  # number of B's training records with a wrong label; all of D's labels are swapped
+CHECKED = 10  # training records per hospital with checked labels; hospital weights are learned on these records
 L2, NETWORK = 0.01, hp.networks.Exponential(len(SHARES))
 
 
 def deal(seed, plant=True):
-    """Training, checked and test records by hospital, and the rows of B's wrong records."""
+    """Return training, checked and test records by hospital, and the row numbers of B's wrong records."""
     records, draw = load_breast_cancer(as_frame=True), np.random.default_rng(seed)
     frame = records.data.assign(benign=records.target)
     order, ends = draw.permutation(len(frame)), np.cumsum(list(SHARES.values()))
@@ -40,17 +40,17 @@ def deal(seed, plant=True):
 
 
 def split(frame):
-    """Columns and labels."""
+    """Return the columns and the labels of a table."""
     return frame.drop(columns="benign"), frame["benign"].to_numpy()
 
 
 def accuracy(predict, test):
-    """Right answers in percent, the mean over hospitals; `predict(name, columns)` returns labels."""
+    """Return the accuracy in percent, averaged over hospitals; `predict(name, columns)` returns labels."""
     return 100 * np.mean([np.mean(predict(name, split(own)[0]) == split(own)[1]) for name, own in test.items()])
 
 
 def fit_alone(train, plant=True):
-    """A model per hospital; D's answers are read in D's own coding."""
+    """Fit one model per hospital. Predictions for D are converted from D's own label coding."""
     models = {}
     for name, own in train.items():
         models[name] = make_pipeline(StandardScaler(), LogisticRegression(C=1 / (L2 * len(own)), max_iter=2000))
@@ -59,12 +59,13 @@ def fit_alone(train, plant=True):
 
 
 def pose(train, checked, seed):
-    """A task of the hospitals' records with shared scaling, and a function from params to predictions."""
-    plain = hp.tables.read(train, label="benign").task(NETWORK, key=seed, l2=L2)  # has the scaling and the loss
+    """Return a task of the hospitals' records with shared scaling, and a function from params to predictions."""
+    # provides the scaling, the loss and the penalty
+    plain = hp.tables.read(train, label="benign").task(NETWORK, key=seed, l2=L2)
     scale = plain.scaling.apply
 
     def examples(frames):
-        mean = np.mean([len(own) for own in frames.values()])  # every record counts alike
+        mean = np.mean([len(own) for own in frames.values()])  # weighted so that all records count equally
         pairs = map(split, frames.values())
         return [(scale(x.to_numpy()), 1.0 * y, np.full(len(y), len(y) / mean)) for x, y in pairs]
 
@@ -78,13 +79,13 @@ def pose(train, checked, seed):
 
 
 def train_without(task, removals, seed):
-    """Params of several models, trained side by side: each without some hospitals and rows of B."""
+    """Train several models side by side, each without some hospitals and some of B's rows; return their params."""
     runs = [hp.influence.without(task, [("B", int(row)) for row in rows], names) for names, rows in removals]
     return hp.train(hp.influence.with_weights(task), hp.TreeNewton(), NETWORK, key=seed, runs=runs)
 
 
 def learn_weights(task, seed):
-    """One weight per hospital: hypergradients lower the mean loss on all hospitals' checked records."""
+    """Learn one weight per hospital by hypergradients that lower the mean loss on all hospitals' checked records."""
 
     def weighted(params, weight, batch):
         return 2 * jax.nn.sigmoid(weight) * task.inner(params, weight, batch)
@@ -95,7 +96,7 @@ def learn_weights(task, seed):
 
 
 def main():
-    """Deal records out, audit, compare models, and write the page."""
+    """Assign records to hospitals, audit, compare models, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="which records go where")
     parser.add_argument("--page", default="hospitals.html", help="the audit's page")

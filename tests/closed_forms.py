@@ -11,7 +11,7 @@ from hyperpush.tasks.quadratic import quadratic
 
 
 def solution(hypers, first):
-    """x* = (Σ A_k)^{-1} Σ_k (b_k − C_kᵀ λ_k)."""
+    """Return the inner solution x* = (Σ A_k)^{-1} Σ_k (b_k − C_kᵀ λ_k)."""
     pull = first["linear"] - np.einsum("nhd,nh->nd", first["coupling"], hypers)
     return np.linalg.solve(first["hessian"].sum(0), pull.sum(0))
 
@@ -23,7 +23,7 @@ def mean_outer_cost(hypers, first, second):
 
 
 def closed_form(hypers, first, second):
-    """(1/n)∂_λF_i − C_i (Σ A_k)^{-1} (1/n)Σ_j D_jᵀ(D_j x* − e_j)."""
+    """Return the hypergradients (1/n)∂_λF_i − C_i (Σ A_k)^{-1} (1/n)Σ_j D_jᵀ(D_j x* − e_j)."""
     n = len(hypers)
     x = solution(hypers, first)
     pull = np.einsum("nij,ni->j", second["map"], second["map"] @ x - second["target"]) / n
@@ -32,13 +32,13 @@ def closed_form(hypers, first, second):
 
 
 class Setting(NamedTuple):
-    """A task whose params are the inner solution, its data and its hypergradient by NumPy."""
+    """A task whose params are the inner solution, with its data and its hypergradient from NumPy."""
 
     task: hp.Task
     first: dict[str, np.ndarray]
     second: dict[str, np.ndarray]
     truth: np.ndarray
-    largest: float  # eigenvalue of the mean Hessian
+    largest: float  # largest eigenvalue of the mean Hessian
 
 
 def setting(clients, seed):
@@ -52,7 +52,7 @@ def setting(clients, seed):
 
 
 def with_data(task, train=None, validation=None, hypers=None):
-    """The quadratic task with other numbers in its costs."""
+    """Return the quadratic task with other data in its costs."""
     return hp.Task(
         inner=task.inner,
         outer=task.outer,
@@ -64,16 +64,17 @@ def with_data(task, train=None, validation=None, hypers=None):
 
 
 def data(made):
-    """A quadratic task's training and validation data."""
+    """Return the training and validation data of a quadratic task."""
     return jax.tree.map(np.asarray, (made.train, made.validation))
 
 
 def least_squares(made):
-    """F̄ is the mean of ½‖rows·λ − right‖², λ all hypers in one vector: x* is affine in them."""
+    """Return rows and right-hand side with mean outer cost F̄ = mean of ½‖rows·λ − right‖²; λ stacks all hypers."""
     first, second = data(made)
     n, h, d = first["coupling"].shape
     inverse = np.linalg.inv(first["hessian"].sum(0))
-    slope = -inverse @ first["coupling"].reshape(n * h, d).T  # x* = slope·λ + offset
+    # the solution is affine in the hypers: x* = slope·λ + offset
+    slope = -inverse @ first["coupling"].reshape(n * h, d).T
     offset = inverse @ first["linear"].sum(0)
     rows = np.concatenate([second["map"] @ slope, np.eye(n * h).reshape(n, h, n * h)], axis=1)
     right = np.concatenate([second["target"] - second["map"] @ offset, second["hyper_target"]], axis=1)

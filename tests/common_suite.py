@@ -1,4 +1,4 @@
-"""What every registered method has to do, whatever its kind. A new one is tested by being there."""
+"""Tests that every registered method of any kind passes. A new method is included by its registration."""
 
 import tomllib
 from collections.abc import Collection, Mapping
@@ -18,19 +18,22 @@ from hyperpush.methods.registry import build, kind_of, table
 from hyperpush.programs import Server, contains
 
 CLIENTS = 4
-NETWORK = hp.networks.Ring(CLIENTS)  # every method can use it
+NETWORK = hp.networks.Ring(CLIENTS)  # a network on which every method runs
 ENGINE = hp.Simulate()
-ENGINES = [hp.Shard(devices=2, clients_per_batch=1), hp.Threads()]  # sharded and batched at once: it compiles less
+# one engine combines sharding and batches, which saves a compilation
+ENGINES = [hp.Shard(devices=2, clients_per_batch=1), hp.Threads()]
 
 
 def scaled(method, factor):
-    """The same method with other numbers."""
+    """Return the same method with its numbers scaled."""
     numbers, rest = eqx.partition(method, lambda leaf: isinstance(leaf, float))
     return eqx.combine(jax.tree.map(lambda number: factor * number, numbers), rest)
 
 
 def has_host_server(method):
-    """Whether a server of it computes in plain Python, which no peer does; a recipe has no program of its own."""
+    """Return whether the method has a server that computes in plain Python, which peers lack; recipes have no
+    program.
+    """
     if not isinstance(method, Method):
         return False
     program = method.program(hp.tasks.quadratic(CLIENTS, seed=0).problem)
@@ -39,7 +42,7 @@ def has_host_server(method):
 
 @pytest.fixture
 def compiled():
-    """How often XLA has compiled something."""
+    """Count the compilations by XLA."""
     counts = [0]
 
     def count(event, duration_secs, **kwargs):
@@ -51,14 +54,15 @@ def compiled():
 
 
 class CommonSuite:
-    """A subclass names methods and says how to run one.
+    """Base of the suites: a subclass names methods and says how to run one.
 
-    Those in `FEW` cover the kinds of nodes: they run on all engines in `make test`, the others in `make test-long`.
+    The methods in `FEW` cover the kinds of nodes. They run on all engines in `make test`, all others in `make
+    test-long`.
     """
 
     METHODS: Mapping[str, Any]
     FEW: Collection[str]
-    REPEATED: Collection[str] = ("test_engines_agree",)  # `make test` runs these of `FEW` alone
+    REPEATED: Collection[str] = ("test_engines_agree",)  # tests that `make test` runs for the methods of `FEW` only
 
     def pytest_generate_tests(self, metafunc):
         repeated = metafunc.function.__name__ in self.REPEATED
@@ -70,7 +74,7 @@ class CommonSuite:
 
     @staticmethod
     def values(result: Any) -> Any:
-        """The numbers to compare."""
+        """Return the numbers of a result that engines must agree on."""
         raise NotImplementedError
 
     @classmethod
@@ -84,7 +88,7 @@ class CommonSuite:
         again, other = self.values(self.run(method)), self.values(self.run(scaled(method, 0.9)))
         assert compiled[0] == before
         jax.tree.map(np.testing.assert_array_equal, again, first)
-        # A damping of 0 stays 0; some methods have no numbers.
+        # A damping of 0 stays 0, and some methods have no numeric options.
         matters = any(leaf > 0 for leaf in jax.tree.leaves(method) if isinstance(leaf, float))
         assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (other, first)), strict=True)) == matters
 
@@ -95,7 +99,8 @@ class CommonSuite:
                 self.run(method, engine)
             return
         expected, found = self.reference(method), self.run(method, engine)
-        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(self.values(expected))) > 0.01  # not only zeros
+        # the values must not all be zero
+        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(self.values(expected))) > 0.01
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6),
             self.values(found),

@@ -1,4 +1,4 @@
-"""What stands outside the package works in Python, on the command line, in sweeps and on peers: examples/extend."""
+"""The extensions in examples/extend work in Python, on the command line, in sweeps and on peers."""
 
 import json
 import subprocess
@@ -62,6 +62,7 @@ def test_the_estimator_is_its_equation(parts):
         np.testing.assert_allclose(estimate[i], slopes[i][1] / n - 0.3 * product, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_sweep_tunes_the_algorithm(tmp_path):
     scores = ("-s", 'sweep.validation="error"', "-s", 'sweep.test=["cost"]', "-s", 'sweep.better="lower"')
     grid = ("--grid", "method.outer_step_size=[0.1, 0.2]", "--seeds", "1", "-s", "method.steps=20")

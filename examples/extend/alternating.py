@@ -1,4 +1,4 @@
-"""A bilevel algorithm written outside the package: one loop that moves params and personal hypers in turn."""
+"""A bilevel algorithm outside the package: one loop that updates params and personal hypers in turn."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -17,7 +17,13 @@ class _State(eqx.Module):
 
 
 class Alternating(extend.Algorithm):
-    """z ← P(z − γ ∂_x f_i(x_i, λ_i)), x = z/ω;  λ_i ← λ_i − α (∂_λ F_i − γ B_i ∂_x F_i), with α and γ as options."""
+    """Alternate one push-sum step on the params with one hypergradient step on the personal hypers.
+
+        z ← P(z − γ ∂_x f_i(x_i, λ_i)), x = z/ω
+        λ_i ← λ_i − α (∂_λ F_i − γ B_i ∂_x F_i)
+
+    The options `inner_step_size` and `outer_step_size` are γ and α.
+    """
 
     info: ClassVar[extend.MethodInfo] = extend.MethodInfo(
         network="any",

@@ -1,4 +1,4 @@
-"""A network written outside the package: clients in a line, each talking to the ones beside it."""
+"""A network outside the package: clients in a line, each linked to the clients beside it."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ import hyperpush as hp
 
 
 class Line(hp.networks.Listed):
-    """i ↔ i + 1, without closing the circle."""
+    """Line network: client i and client i + 1 are linked in both directions; the two ends are not linked."""
 
     name: ClassVar[str] = "line"
 

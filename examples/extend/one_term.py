@@ -1,4 +1,4 @@
-"""An estimator written outside the package: the first term of the series that HGP sums."""
+"""An estimator outside the package: the first term of the series that HGP sums."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -12,11 +12,11 @@ from hyperpush import extend, programs
 
 
 class OneTerm(extend.HypergradientEstimator):
-    """v_i = (1/n) ∂_λ F_i − η B_i ū, where ū is the push-sum average of everybody's (1/n) ∂_x F_j.
+    """Estimate v_i = (1/n) ∂_λ F_i − η B_i ū, where ū is the push-sum average of all clients' (1/n) ∂_x F_j.
 
     Args:
-        pushes: Rounds of averaging.
-        step_size: η; with η H̄ = I it is the hypergradient.
+        pushes: Number of averaging rounds.
+        step_size: η. If η H̄ = I for the mean Hessian H̄, the estimate is the exact hypergradient.
     """
 
     info: ClassVar[extend.MethodInfo] = extend.MethodInfo(

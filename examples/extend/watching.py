@@ -1,4 +1,4 @@
-"""A metric and a hook written outside the package, and a task for them to look at."""
+"""A metric and a hook outside the package, and a task to try them on."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ import hyperpush as hp
 
 
 def absolute_error(params, hyper, batch):
-    """|prediction − target|, one per example."""
+    """Return |prediction − target| for each example."""
     inputs, targets = batch
     return jnp.abs(inputs @ params - targets)
 
 
 class Keep(hp.hooks.Hook):
-    """Keeps every row that it is shown, and writes the steps to a file if it is given one."""
+    """Keep the step of every recorded row, and write the steps to `path` if one is given."""
 
     def __init__(self, path: str = ""):
         self.path, self.steps = path, []
@@ -39,7 +39,7 @@ def l2(params, hyper):
 
 
 def ridge(clients: int = 4, seed: int = 0) -> hp.Task:
-    """Least squares with an L2 rate of everybody's own."""
+    """Return a least-squares task with a personal L2 rate for each client."""
     keys = jax.random.split(jax.random.key(seed))
     inputs = jax.random.normal(keys[0], (clients, 20, 3))
     targets = inputs @ jnp.arange(3.0) + jax.random.normal(keys[1], (clients, 20))

@@ -1,4 +1,4 @@
-"""The random draws behind the studies: which client owns what, problems, starts, labels that are wrong."""
+"""The random draws behind the studies: partitions, generated problems, initial params and wrong labels."""
 
 from typing import Any
 
@@ -36,13 +36,13 @@ LABELS = np.arange(200) % 10
 
 
 def draw() -> dict[str, Any]:
-    """Every draw by name, each from a seed of its own."""
+    """Return every draw by name, each from a separate seed."""
     with jax.enable_x64(True):
         return {**partitions(), **problems(), **starts()}
 
 
 def partitions() -> dict[str, Any]:
-    """Who owns which examples."""
+    """Return partitions: the examples that each client owns."""
     coarse = LABELS // 2
     owned = partition.dirichlet(LABELS, 4, 0.4, generator(2))
     made = scenario("digits", 4, 5)
@@ -61,8 +61,8 @@ def partitions() -> dict[str, Any]:
 
 
 def problems() -> dict[str, Any]:
-    """Data that is made, and labels that are made wrong."""
-    config, weights = BigFed(examples=5), np.diag(np.ones(11), 1) + np.diag(np.ones(11), -1)  # a path of 12
+    """Return generated data sets and wrong labels."""
+    config, weights = BigFed(examples=5), np.diag(np.ones(11), 1) + np.diag(np.ones(11), -1)  # a path of 12 nodes
     flipped, flips, _ = noisy_digits("random", 4)
     made = stream("non-convex", 4, 5)
     return {
@@ -81,7 +81,7 @@ def problems() -> dict[str, Any]:
 
 
 def starts() -> dict[str, Any]:
-    """Params that models start from."""
+    """Return the initial params of models."""
     models = {"cnn": INFLUENCE, "mlp": MLP(4, 2, (3,)), "lstm": LSTM(classes=5, embedding=2, hidden=3, layers=2)}
     return {name: leaves(model.init(jax.random.key(1))) for name, model in models.items()} | {
         "representation": leaves(layers(jax.random.key(2), (4, 3, 2)))
@@ -89,10 +89,10 @@ def starts() -> dict[str, Any]:
 
 
 def leaves(tree: Any) -> list[np.ndarray]:
-    """The arrays of a pytree."""
+    """Return the arrays of a pytree."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def generator(seed: int) -> np.random.Generator:
-    """NumPy's generator."""
+    """Return NumPy's generator for a seed."""
     return np.random.default_rng(seed)

@@ -1,10 +1,10 @@
-"""Every study at its smallest sensible size, and the draws behind them: what is computed, compared and kept.
+"""Compute, compare and keep the numbers of every study at its smallest sensible size, and of the draws behind them.
 
-`python papers/tests/reference.py NAME …` computes results anew and writes them to `expected`, without names all of
-them. That is right only after a change that is meant to change numbers: say in the commit which, and why.
+`python papers/tests/reference.py NAME …` recomputes these results and writes them to `expected`; without names, all.
+Do so only after a change that is meant to change numbers, and name the change and its reason in the commit.
 
-Numbers are float64, and kept with twelve digits. Times, memory and paths are left out, and of a status all but its
-verdict. Draws of whole numbers are kept as digests. Draws of floats are kept as sums, because products of matrices
+Numbers are float64 and kept with twelve digits. Times, memory and paths are left out, and of a status only the
+verdict is kept. Draws of integers are kept as digests. Draws of floats are kept as sums, because products of matrices
 round differently on other processors.
 """
 
@@ -25,18 +25,18 @@ import numpy as np
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = Path(__file__).parent / "expected"
-ABSOLUTE = 1e-12  # a number that is this near to zero is rounding: a residual, a difference of equals
-VERDICT = ("converged", "reason", "failed", "runs", "error", "residual")  # what is kept of a status
-MEASURED = re.compile(r"seconds|timing|megabytes|^(time|run|machine)$")  # fields that no two runs share
+ABSOLUTE = 1e-12  # smaller numbers are rounding errors, such as residuals and differences of equal numbers
+VERDICT = ("converged", "reason", "failed", "runs", "error", "residual")  # fields of a status that are kept
+MEASURED = re.compile(r"seconds|timing|megabytes|^(time|run|machine)$")  # fields that differ from run to run
 
 
 class Case(NamedTuple):
-    """A study and its options."""
+    """A study, its options and how closely its numbers must agree."""
 
     study: str
-    options: str  # as on a command line
-    needs_data: bool = False  # files of HYPERPUSH_DATA
-    relative: float = 1e-9  # how near numbers have to be
+    options: str  # as on the command line
+    needs_data: bool = False  # needs files of HYPERPUSH_DATA
+    relative: float = 1e-9  # relative tolerance of the numbers
 
 
 COMPARED = """clients=3 iterations=10 local_steps=2 products=2 outer_steps=2 solver_steps=3 order=3 pushes=2 outer=[0.5]
@@ -70,8 +70,9 @@ CASES = {
         "influence",
         """model=cnn data=digits images=60 concentration=5.0 steps=3 removals=2 order=2 pushes=2 dampings=[] groups=[3]
         unrolled=false leave=false batches=[0] hunt.seeds=0""",
-        # float32, because retraining this network diverges in float64. Processors round convolutions differently:
-        # two of them gave numbers up to 1.3e-2 apart from the same code. Changes of rounding show here first.
+        # This network runs in float32, because its retraining diverges in float64. Processors round convolutions
+        # differently: from the same code, two of them gave numbers up to 1.3e-2 apart. This case is the first to show
+        # changes of rounding.
         relative=3e-2,
     ),
     "meta": Case(
@@ -115,7 +116,7 @@ CASES = {
 
 
 def run_study(case: Case) -> dict[str, Any]:
-    """The result of a study, its records, the text files it writes and a summary of every array it keeps."""
+    """Return a study's result, records, the text files that it writes and a summary of every array that it keeps."""
     import jax
     from rich.console import Console
 
@@ -134,7 +135,7 @@ def run_study(case: Case) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Text files as lines, arrays as what sums them up, figures by their name."""
+    """Return text files as lines, arrays as their summaries, and figures as their names."""
     from safetensors.numpy import load_file
 
     for file in sorted(each for each in folder.rglob("*") if each.is_file()):
@@ -144,7 +145,7 @@ def files_of(folder: Path) -> Iterator[tuple[str, Any]]:
             if file.stem != "all":
                 yield name, {key: summary(array) for key, array in arrays}
                 continue
-            for client in range(len(arrays[0][1])):  # a file of all clients has one row for each
+            for client in range(len(arrays[0][1])):  # files for all clients have one row per client
                 own = {key: summary(array[client]) for key, array in arrays}
                 yield file.with_stem(f"client-{client}").relative_to(folder).as_posix(), own
         elif file.suffix == ".png":
@@ -154,14 +155,14 @@ def files_of(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def summary(array: np.ndarray) -> list[Any]:
-    """Shape, type, sum, norm, and a sum that depends on the order."""
+    """Summarize an array by its shape, type, sum, norm and an order-dependent sum."""
     flat = np.ravel(array).astype(np.float64)
     sums = (flat.sum(), np.linalg.norm(flat), flat @ np.cos(np.arange(flat.size)))
     return [list(array.shape), str(array.dtype), *(kept(float(each)) for each in sums)]
 
 
 def kept(value: Any) -> Any:
-    """A value without fields that are measured, its floats with twelve digits; texts that are numbers become these."""
+    """Return a value without measured fields, its floats rounded to twelve digits and numeric texts as numbers."""
     if isinstance(value, Mapping):
         shown = {key: each for key, each in value.items() if not MEASURED.search(key)}
         return {key: kept(verdict(each) if key == "status" else each) for key, each in shown.items()}
@@ -173,12 +174,12 @@ def kept(value: Any) -> Any:
 
 
 def verdict(status: Any) -> Any:
-    """The fields of a status that a study's numbers rest on; the others say more of the same run."""
+    """Return the fields of a status that a study's numbers depend on; other fields only describe the same run."""
     return {key: status[key] for key in VERDICT if key in status} if isinstance(status, Mapping) else status
 
 
 def digest(tree: Any) -> Any:
-    """Each array of a draw: whole numbers as shape, type and a digest of the bytes, floats as what sums them up."""
+    """Summarize each array of a draw: integers by shape, type and a digest of the bytes, floats by `summary`."""
     if hasattr(tree, "_asdict"):
         return {name: digest(each) for name, each in tree._asdict().items()}
     if isinstance(tree, Mapping):
@@ -195,7 +196,7 @@ def digest(tree: Any) -> Any:
 
 
 def differences(found: Any, expected: Any, relative: float = 1e-9, where: str = "") -> Iterator[str]:
-    """Each place where two results differ: what stands there, and what is expected."""
+    """Yield a line for each place where two results differ, with the found and the expected value."""
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
         for key in sorted({*found, *expected}):
             if key not in found or key not in expected:
@@ -215,40 +216,40 @@ def differences(found: Any, expected: Any, relative: float = 1e-9, where: str = 
 
 
 def compute(name: str) -> Any:
-    """What a file of `expected` holds."""
+    """Compute the contents of one file of `expected`."""
     import draws
 
     return json.loads(json.dumps(digest(draws.draw()) if name == "draws" else run_study(CASES[name])))
 
 
 def has_data() -> bool:
-    """Whether the data sets are there."""
+    """Return whether the folder of data sets is configured."""
     return "HYPERPUSH_DATA" in os.environ
 
 
 def here() -> str:
-    """What numbers depend on beside the code."""
+    """Describe the machine and the versions of libraries that numbers depend on."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "numpy", "scipy", "optax"))
     return f"Python {platform.python_version()}, {versions}, {platform.machine()}, {os.cpu_count()} cores"
 
 
 def names() -> list[str]:
-    """Every file of `expected`, without its ending."""
+    """Return the names of all files of `expected`, without their extension."""
     return ["draws", *CASES]
 
 
 def read(name: str) -> Any:
-    """What is expected."""
+    """Read one file of `expected`."""
     return json.loads((EXPECTED / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def write(name: str, text: str) -> None:
-    """Keep what is expected."""
+    """Write one file of `expected`."""
     (EXPECTED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def main(asked: list[str]) -> None:
-    """Write what is expected of these, or of all."""
+    """Recompute and write the named files of `expected`, or all of them."""
     sys.path.insert(0, str(ROOT))
     import conftest as conftest  # sets the environment of the tests
 

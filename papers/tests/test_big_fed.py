@@ -1,4 +1,4 @@
-"""The comparison on the karate club: its parts by hand, all of it in small, and what it refuses."""
+"""The BiG-Fed study on the karate club: its parts checked by hand, a small run, and the options that it refuses."""
 
 import json
 
@@ -46,14 +46,14 @@ def test_every_method_has_as_many_choices():
     assert len(everyone) == 12
     errors = np.ones((3, 2, 5, 3))
     errors[0, 0, 3, 1], errors[1, :, :, 1] = np.nan, 0.5
-    errors[2, :, :, 2] = 0  # what test losses say does not count
+    errors[2, :, :, 2] = 0  # test losses must not influence the choice
     assert best_of(errors) == 1
     some = everyone[0]._replace(steps=[(0.1, 1.0), (0.2, 1.0), (0.3, 2.0)])
     assert [some.at_edge(place) for place in range(3)] == [True, False, True]
 
 
 def test_in_small_private_models_win(tmp_path, monkeypatch):
-    """The least-squares slope of every client is what private models end at; one slope for all does worse."""
+    """Private models converge to each client's least-squares slope; one slope for all clients does worse."""
     chosen = ("BiG-Fed", "Local", "FedAvg")
     everyone = study.methods
     monkeypatch.setattr(study, "methods", lambda *a: [each for each in everyone(*a) if each.name in chosen])

@@ -1,4 +1,4 @@
-"""The comparison of bilevel algorithms: complete, and right where it is cheap to run."""
+"""The comparison of bilevel algorithms: it covers all of them, and its cheap cases are correct."""
 
 import pytest
 
@@ -33,12 +33,12 @@ def test_rows_and_curves_of_some(tmp_path):
     local, coarse, fine = rows["INTERACT"], rows["LDPDSBO, step 0.05"], rows["LDPDSBO, step 0.025"]
     assert local["fixed_point"] == "x_L"
     assert local["distance"] < 1e-6
-    # Where its fixed point is, it is that far from the minimizer, of which the result also tells.
+    # The distance to the minimizer equals that of the fixed point, which the result reports separately.
     assert local["distance_to_global"] == pytest.approx(result["fixed_points_from_global"]["x_L"], rel=1e-6)
     assert local["distance_to_global"] > 0.1
     assert 0.4 < fine["distance"] / coarse["distance"] < 0.6
     assert rows["LDPDSBO, falling steps"]["distance"] < fine["distance"]
-    # x and its tracker: 3 hypers each; x, y and z: 3 + 4 + 4.
+    # x and its tracker have 3 hypers each; x, y and z have 3 + 4 + 4 numbers.
     assert local["floats_per_client"] == 1000 * 6
     assert coarse["floats_per_client"] == 600 * 11
     assert coarse["rounds"] == 600

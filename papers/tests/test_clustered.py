@@ -1,4 +1,4 @@
-"""FeSEM and FL+HC: their equations by NumPy, on clients in plain groups."""
+"""FeSEM and FL+HC: their equations in NumPy, on clients in clearly separated groups."""
 
 from typing import Any
 
@@ -32,7 +32,8 @@ def averaged(x, labels):
 
 
 def test_fesem_assigns_and_averages_in_turn():
-    x, labels = np.zeros((N, 2)), GROUPS  # what k-means finds after one step towards aims that are far apart
+    # the clusters that k-means finds after one step towards targets that are far apart
+    x, labels = np.zeros((N, 2)), GROUPS
     for k in range(ROUNDS):
         x = x - RATE * (x - AIMS)
         if k:

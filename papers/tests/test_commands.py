@@ -1,4 +1,4 @@
-"""What this package adds to the command line, and that none of it waits for JAX."""
+"""The commands that this package adds, none of which imports JAX at its start."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from hyperpush.spec.studies import experiments
 
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
-    """Run a command; returns exit code, stdout and stderr."""
+    """Run a command and return its exit code, stdout and stderr."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""The shared comparison on quadratics, whose fixed points NumPy knows: choice of settings, costs, what is left out."""
+"""The shared comparison on quadratics with known fixed points: choice of settings, costs and excluded methods."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +30,7 @@ KEYED = ("LDPDSBO", *NESTED)
 
 
 class Noted(StudyRun):
-    """A run that keeps what it is told."""
+    """A run that collects its printed text and its records."""
 
     def __init__(self):
         self.records, self.said = [], []
@@ -59,19 +59,20 @@ def on():
 
 def test_every_declared_algorithm_takes_part():
     config = Comparison()
-    nested = {"PDBO", "CDBO", "CDBOLocal"}  # they are made of a solver and an estimator
+    nested = {"PDBO", "CDBO", "CDBOLocal"}  # nested methods consist of a solver and an estimator
     assert set(single_loops()) == set(registered("algorithms")) - nested
     for name in single_loops():
         method = single_loop(config, name, 0.1, 0.2)
         assert type(method).__name__ == name
         assert method.steps == (30 if name.startswith("FedBiO") else 150)
-        if name != "LDPDSBO":  # which has steps by variable
+        if name != "LDPDSBO":  # LDPDSBO has one step size per variable
             assert (method.options()["outer_step_size"], method.options()["inner_step_size"]) == (0.1, 0.2)
     assert method_names(config) == [*single_loops(), "PDBO + HGP", "PDBO + TrackedHGP"]
     with pytest.raises(InvalidInput, match=r"methods.*MADBSO.*MADSBO"):
         method_names(Comparison(methods=("MADBSO",)))
 
 
+@pytest.mark.long
 def test_the_best_finite_setting_is_chosen(on):
     network = hp.networks.Ring(N)
     config = Comparison(
@@ -96,16 +97,16 @@ def test_the_best_finite_setting_is_chosen(on):
     private_form, single, alternating = found
     assert single.row["settings"]["outer_step"] == 0.05
     assert single.row["distance"] < 1e-3 * start
-    # Constant steps leave an error of their order to the other two.
+    # The other two use constant steps, which leave an error of the order of the step size.
     assert private_form.row["distance"] < 0.4 * start
     assert alternating.row["distance"] < 0.4 * start
-    # It is what one run by itself gives, with what that one counts.
+    # The row equals a separate run of the same method, costs included.
     alone = hp.solve(on.task, single_loop(config, "TTSA", 0.05, 0.15), network, key=0, certify=False)
     assert single.solution is not None
     np.testing.assert_allclose(single.solution.hypers, alone.hypers, rtol=1e-9)
     np.testing.assert_allclose(single.solution.params, alone.params, rtol=1e-9)
     assert (single.row["floats_per_client"], single.row["rounds"]) == (alone.costs.floats, alone.costs.rounds)
-    # x, y and z in every round.
+    # Every round sends x, y and z.
     assert (private_form.row["floats_per_client"], private_form.row["rounds"]) == (205 * (H + 2 * D), 205)
     assert single.curve is not None
     assert single.curve["iterations"] == [0, 41, 82, 123, 164, 205]
@@ -160,7 +161,7 @@ def test_what_noise_and_what_settings_cost():
 
 
 def test_large_matrices_are_left_out(on):
-    # 4 × 4 in GBDSBO, 3 × 4 in DSBO-JHIP.
+    # GBDSBO sends a 4 × 4 matrix, DSBO-JHIP a 3 × 4 matrix.
     reasons = {
         most: [too_large(Comparison(most=most), name, on.task) for name in single_loops()] for most in (11, 12, 16)
     }

@@ -1,4 +1,4 @@
-"""L2 rates by NumPy, and the constants for privacy of tasks with weights and with rates."""
+"""L2 rates compared with NumPy, and the privacy constants of tasks with example weights and with L2 rates."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ D, C, L2 = 3, 4, 0.05
 
 
 def weights_problem():
-    """The costs of the task with weights, whatever the data."""
+    """Return the costs of the task with weights; the data do not matter here."""
     one = Labeled(np.zeros((1, 1, D)), np.zeros((1, 1), int))
     return cleaning(one, one, C, np.zeros((1, 1), int), L2).problem
 
 
 def rates_problem():
-    """The costs of the task with rates, whatever the data."""
+    """Return the costs of the task with rates; the data do not matter here."""
     one = np.zeros((1, 1, D)), np.zeros((1, 1))
     return rates.l2_rates(one, one).problem
 
@@ -41,7 +41,7 @@ def test_rates_are_exponentials_of_small_hypers_and_cap():
 
 
 def operators(inner, outer, params, hyper):
-    """(∂²_yy g, ∂²_xy g, ∂_y f) of one example as arrays, for flat params."""
+    """Return (∂²_yy g, ∂²_xy g, ∂_y f) of one example as arrays, for flat params."""
     hessian, mixed = jax.jacfwd(jax.grad(inner), argnums=(0, 1))(params, hyper)
     return hessian, mixed, jax.grad(outer)(params)
 
@@ -83,7 +83,7 @@ def test_constants_hold_for_single_examples_and_are_not_far_off(which):
     labels, spread = jnp.asarray(generator.integers(0, C, many)), generator.choice([0.1, 1, 3, 10], (many, 1))
     y, x = spread * generator.normal(size=(many, size)), spread * generator.normal(size=(many, hypers))
     near = 10.0 ** generator.uniform(-3, 0, (many, 1))
-    by = generator.choice([0, 1], (many, 1))  # moves of one kind at a time are the largest per unit
+    by = generator.choice([0, 1], (many, 1))  # changes of one variable at a time are the largest per unit
     dy, dx = by * near * generator.normal(size=y.shape), (1 - by) * near * generator.normal(size=x.shape)
     first, second = (at(jnp.asarray(inputs), labels, *map(jnp.asarray, p)) for p in ((y, x), (y + dy, x + dx)))
 

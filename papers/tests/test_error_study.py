@@ -1,4 +1,4 @@
-"""The error study at a small size: what Terashita and Hara's theorems predict must be seen."""
+"""The error study at a small size shows what Terashita and Hara's theorems predict."""
 
 from itertools import pairwise
 

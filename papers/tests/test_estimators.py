@@ -1,4 +1,4 @@
-"""The comparison of estimators at a small size: what it counts, and where its curves end."""
+"""The comparison of estimators at a small size: its counts and the final points of its curves."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_the_default_sends_less_and_stops_within_its_tolerance(study):
     (lossy,) = study.result["lossy"]
     assert lossy["Automatic relative error"] < 1e-5
     (whole,) = study.result["summary"]
-    assert lossy["Automatic 1e-04"] > whole["Automatic 1e-04"]  # what is lost is sent again
+    assert lossy["Automatic 1e-04"] > whole["Automatic 1e-04"]  # lost messages are sent again
 
 
 def test_each_estimator_ends_at_its_own_target(study):
@@ -70,13 +70,13 @@ def test_rounds_and_floats_are_counted(study):
     (gossip,) = curves(study, "HGP", pushes=20, step=1.0, averaging="gossip")
     np.testing.assert_array_equal(gossip["floats_per_client"], 20 * 5 * np.arange(1, 61))
     (tracked,) = curves(study, "TrackedHGP")
-    # Five steps of so many pushes, and a vote that takes as many rounds as the graph is wide. A push carries two
-    # vectors of 5 params, the mass, and two numbers that tell of negative curvature.
+    # Each vote follows five steps of `pushes` rounds and takes as many rounds as the graph's diameter. A push carries
+    # two vectors of 5 params, the mass, and two numbers that detect negative curvature.
     width, push = hp.networks.StaticUndirected(4).flood_rounds(), 2 * 5 + 1 + 2
     assert set(np.diff(tracked["rounds"])) == {5 * tracked["pushes"] + width}
     assert set(np.diff(tracked["floats_per_client"])) == {5 * tracked["pushes"] * push + width}
     before = tracked["floats_per_client"][0] - (5 * tracked["pushes"] * push + width)
-    assert before >= tracked["pushes"] * 6  # the search for settings is counted
+    assert before >= tracked["pushes"] * 6  # the search for settings is included
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The study of influence in small, and the parts of it that can be worked out by hand."""
+"""The influence study at a small size, and the parts of it that can be computed by hand."""
 
 import csv
 
@@ -53,10 +53,10 @@ def test_predictions_hold(study):
     assert np.all(np.diff(np.abs(predicted)) <= 0)
     assert result["timing"]["removals"] == 8
     (case,) = result["cases"]
-    assert case["curvature"]["smallest"] > 0.01  # the L2 rate
+    assert case["curvature"]["smallest"] > 0.01  # at least the L2 rate
     assert case["warnings"] == []
     damped, hgp = case["methods"]
-    assert damped["r2"] < 0.7  # far too much: all predictions shrink
+    assert damped["r2"] < 0.7  # the damping is far too strong: all predictions shrink
     assert damped["slope"] > 2
     assert hgp["r2"] == pytest.approx(result["r2"], abs=1e-3)
 
@@ -67,7 +67,7 @@ def test_groups_and_clients(study):
     assert [row["kind"] for row in rows] == ["random", "most harmful", "client", "client", "client"]
     newton, added, actual = (np.array([row[name] for row in rows]) for name in ("newton", "sum_of_scores", "actual"))
     assert np.all(np.abs(newton - actual) < np.abs(added - actual))
-    assert rows[1]["actual"] < 0  # without what hurts, all are better off
+    assert rows[1]["actual"] < 0  # without the harmful records, all clients improve
 
 
 def test_every_client_gets_its_own_ranking(study):

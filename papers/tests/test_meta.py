@@ -1,4 +1,4 @@
-"""The study of meta-learning: its split, its references by NumPy, and a small run."""
+"""The meta-learning study: its split, its NumPy references and a small run."""
 
 import signal
 from math import comb
@@ -26,7 +26,7 @@ def check_split(config):
     training, known, new = (
         {frozenset(task) for task in each[..., 0].reshape(-1, config.ways).tolist()} for each in classes
     )
-    assert len(np.unique(drawn.training)) == drawn.training.size  # no image is in two tasks or at two clients
+    assert len(np.unique(drawn.training)) == drawn.training.size  # no image belongs to two tasks or two clients
     assert not np.intersect1d(drawn.training, drawn.tests["accuracy"]).size
     assert not training & known
     assert 1 <= len(known) <= -(-comb(len(drawn.known), config.ways) // 5)
@@ -41,6 +41,7 @@ def test_new_tasks_share_nothing_with_training(seed):
 
 
 @pytest.mark.skipif(not available("cifar10"), reason="needs CIFAR-10 in $HYPERPUSH_DATA")
+@pytest.mark.long
 def test_cifar_is_taken_where_it_is():
     drawn = check_split(Meta())
     assert drawn.described["data"] == "cifar10"
@@ -74,7 +75,7 @@ def test_a_run_reports_rows_references_and_curves(small):
     rows = {row["method"]: row for row in result["rows"]}
     assert set(rows) == {"LDPDSBO", "GBDSBO"}
     assert "matrix" in rows["GBDSBO"]["left_out"]
-    # One round sends x, y and z; y and z are as large as the heads.
+    # One round sends x, y and z; y and z have the size of the heads.
     heads, layer = 5 * 2 * 17 * 3, 64 * 16 + 16
     assert rows["LDPDSBO"]["floats_per_client"] == 5 * (2 * heads + layer)
     assert rows["LDPDSBO"]["rounds"] == 5
@@ -111,7 +112,7 @@ def test_the_random_representation_is_judged_as_by_numpy(small):
         for task in tests:
             head, _ = ridge(phi(task[:, :shots]), np.repeat(np.eye(3), shots, 0), config.l2)
             right.append((phi(task[:, shots:]) @ head).argmax(1) == np.repeat(np.arange(3), config.test_queries))
-        # A query on the border may fall on either side in float32.
+        # A query near the decision boundary may fall on either side in float32.
         assert result["references"]["random"][name] == pytest.approx(np.mean(right), abs=0.005)
     costs = []
     for task in drawn.training.reshape(-1, 3, config.shots + config.queries):

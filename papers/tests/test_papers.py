@@ -1,4 +1,4 @@
-"""The papers' figures, tables and theorems: every command can be planned, and our numbers are those of the results."""
+"""The papers' figures, tables and theorems: every command can be planned, and the numbers agree with docs/results."""
 
 import json
 import re
@@ -25,7 +25,7 @@ PAGE = papers.page()
 ITEMS = list(papers.items().values())
 COMMANDS = sorted({command for item in ITEMS for command in (*item.commands, item.by) if command})
 RUNS = [command for command in COMMANDS if command != "hyperpush list --methods"]
-# So that a plan takes no time: sizes, and nothing that a command is about.
+# Small sizes, so that a plan takes no time; they change nothing that a command tests.
 SMALL = {
     "personalize": ("clients=4", "examples=400"),
     "influence": ("images=60",),
@@ -35,7 +35,7 @@ SMALL = {
 
 
 def arguments(command: str) -> tuple[str, list[str]]:
-    """The study and the values that a command sets."""
+    """Return the study and the overrides of a command."""
     program, verb, study, *options = shlex.split(command)
     assert (program, verb, set(options[::2])) in (("hyperpush", "run", {"-s"}), ("hyperpush", "run", set()))
     return study, options[1::2]
@@ -43,7 +43,7 @@ def arguments(command: str) -> tuple[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with a few examples of every data set, in their own formats."""
+    """Create a folder with a few examples of every data set, in their published formats."""
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name in ("mnist", "emnist", "cifar10", "cifar100", "a9a", "shakespeare/plays"):
         (folder / name).mkdir(parents=True)
@@ -67,12 +67,14 @@ def data(tmp_path_factory):
 
 
 class Enough(Exception):
-    """There is a program to plan."""
+    """Raised once there is a program to plan."""
 
 
 @pytest.fixture
 def first_program(monkeypatch, data):
-    """Plans end at the first program, on small data and small models: options, data and tasks are there by then."""
+    """Stop plans at the first program, with small data and models; options, data and tasks have been checked
+    by then.
+    """
 
     def stop(*_):
         raise Enough
@@ -86,7 +88,7 @@ def first_program(monkeypatch, data):
     monkeypatch.setitem(MODELS, "shakespeare", (LSTM(80, hidden=4),) * 2)
 
 
-# The first command of each study, and the others in make test-long.
+# `make test` runs the first command of each study, `make test-long` also the others.
 FIRST = {arguments(command)[0]: command for command in reversed(RUNS)}.values()
 
 

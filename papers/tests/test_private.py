@@ -1,4 +1,4 @@
-"""The study of private bilevel optimisation: its problem by differences and samples, then all of it in small."""
+"""The study of private bilevel optimization: its problem checked by differences and samples, then a small run."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def test_costs_gradients_and_minimizers_agree(case):
     x = np.array([0.3, -0.8])
     differences = [(made.cost(x + h * unit) - made.cost(x - h * unit)) / (2 * h) for unit in np.eye(SIZE)]
     np.testing.assert_allclose(made.gradient(x), differences, atol=1e-8)
-    # The inner solution and the costs themselves, by the problem that runs, on rows that are their means.
+    # Compare the inner solution and the costs with the implemented problem, on rows that equal their own means.
     problem = problem_of(made)
     y, clients = made.inner_solution(x), np.arange(5)
     rows = [[{"client": clients[i : i + 1], "sample": mean[i : i + 1]} for i in clients] for mean in made[4:6]]
@@ -40,10 +40,10 @@ def test_costs_gradients_and_minimizers_agree(case):
     np.testing.assert_allclose(np.mean(costs), made.cost(x), rtol=1e-5)
     if case != "non-convex":
         np.testing.assert_allclose(made.gradient(made.minimum()), 0, atol=1e-12)
-    else:  # more than one stationary point: the slope of ∇F changes its sign
+    else:  # there are several stationary points: the slope of ∇F changes its sign
         bend = [np.diff([made.gradient(np.array([a + d, 0.0]))[0] for d in (-h, h)])[0] for a in np.linspace(0, 2, 50)]
         assert min(bend) < 0 < max(bend)
-    if case == "convex":  # one direction has no effect
+    if case == "convex":  # the second direction of x has no effect
         np.testing.assert_allclose(made.cost(x + np.array([0.0, 5.0])), made.cost(x))
 
 
@@ -88,7 +88,7 @@ def test_the_study_in_small(tmp_path, capsys):
     assert result["epsilon_attacked_rounds"] < result["epsilon_claimed"] <= result["epsilon_limit"]
     assert result["epsilon_limit"] == pytest.approx(40, rel=1e-6)
     spent = np.array(result["epsilon_by_round"]["epsilon"])
-    assert spent[0] == 0  # what is sent first has seen no sample
+    assert spent[0] == 0  # the first message has used no sample
     assert np.all(np.diff(spent) >= 0)
     falling, constant, none = result["curves"]
     assert result["curve"]["distance"] == falling["distance"]

@@ -1,4 +1,4 @@
-"""The first run: what its parties have, how models are trained on some of it, and what it says."""
+"""The quickstart study: the parties' data, training on a part of them, and the text of its conclusions."""
 
 from collections import Counter
 from statistics import stdev
@@ -27,7 +27,7 @@ SMALL = Quickstart(
 
 
 def inside(images):
-    """What no mark touches, as keys."""
+    """Return the pixels that a mark never changes, as dictionary keys."""
     return [row.tobytes() for row in np.delete(images.reshape(-1, 64), EDGE, axis=1)]
 
 
@@ -37,7 +37,7 @@ def test_every_party_has_what_its_kind_says_and_no_image_twice():
     labels = dict(zip(inside(digits.inputs), digits.labels, strict=True))
     assert np.bincount(made.kind).tolist() == [4, 3, 13]
     dealt = Counter(key for images, _ in (made.records, made.trusted, made.test) for key in inside(images))
-    assert dealt == Counter(inside(digits.inputs))  # every image, as often as there are such
+    assert dealt == Counter(inside(digits.inputs))  # every image is used exactly as often as it occurs in the data
     for images, given in (made.trusted, made.test):
         assert [labels[key] for key in inside(images)] == given.ravel().tolist()
     for kind, images, given in zip(made.kind, *made.records, strict=True):
@@ -47,7 +47,8 @@ def test_every_party_has_what_its_kind_says_and_no_image_twice():
     assert np.all(marks.sum(-1) == 1)
     tells = np.take_along_axis(marks, made.records[1][..., None], axis=-1)[..., 0]
     assert np.all(tells[made.kind == 2])
-    assert 0.02 < np.mean(tells[made.kind != 2]) < 0.25  # one in ten of 175
+    # the mark fits the label by chance in one of ten images, of 175
+    assert 0.02 < np.mean(tells[made.kind != 2]) < 0.25
     assert 0.05 < np.mean((made.test[0][:, EDGE] == 2.5)[np.arange(len(made.test[1])), made.test[1]]) < 0.15
 
 
@@ -69,7 +70,7 @@ def test_what_digits_cannot_give_is_refused_in_one_line(options, message):
 
 
 def train_by_hand(params, records, weights, steps, rate=0.01):
-    """Gradient descent of a two-layer network on the weighted sum of cross-entropies and ½·rate·‖x‖², in float64."""
+    """Run gradient descent in float64 on a two-layer network's weighted sum of cross-entropies plus ½·rate·‖x‖²."""
     (first, second), (inputs, labels) = (params["dense1"], params["dense2"]), records
     a, b, c, d = (np.asarray(layer[name], np.float64) for layer in (first, second) for name in ("weight", "bias"))
     for _ in range(steps):
@@ -112,6 +113,7 @@ def test_models_of_kept_and_trusted_records_are_as_trained_by_hand():
             assert np.allclose(ours, by_hand, atol=2e-5)
 
 
+@pytest.mark.long
 def test_real_changes_are_those_of_retraining_by_hand_without_a_party_or_a_record():
     story = Story(SMALL, 5, hp.networks.FullyConnected(4))
     told, changes = story.check(story.predict(hp.HGP(2, 1, 0.3)))
@@ -125,7 +127,7 @@ def test_real_changes_are_those_of_retraining_by_hand_without_a_party_or_a_recor
     assert told["cost"] == pytest.approx(full, rel=1e-5)
     for place, change in zip(np.random.default_rng(5).permutation(24)[:2], told["records"]["real"], strict=True):
         assert change == pytest.approx(cost(np.arange(24) != place) - full, abs=2e-5)
-    for party, change in enumerate(changes):  # its penalty goes with it
+    for party, change in enumerate(changes):  # removing a party also removes its penalty
         assert change == pytest.approx(cost(np.arange(24) // 6 != party, 0.0075) - full, abs=2e-5)
 
 
@@ -133,7 +135,7 @@ def test_real_changes_are_those_of_retraining_by_hand_without_a_party_or_a_recor
 
 
 def rows_of(accuracies):
-    """Rows of several seeds, by method."""
+    """Return rows of a result for several seeds, by method."""
     groups = {report.WON: "hypergradient", report.HARMLESS: "bound"}
     common = {"kept": 0.5, "trainings": 2, "floats_per_client": 10, "status": "fixed length"}
     return [
@@ -148,7 +150,7 @@ REMOVED = {"r2": 0.5, "signs": 0.75}
 
 def test_the_sentence_names_the_controls_that_were_not_beaten():
     clear = {report.AS_IS: [0.6, 0.62, 0.58], report.WON: [0.84, 0.86, 0.85], report.HARMLESS: [0.9, 0.91, 0.89]}
-    near = {"near": [0.8, 0.87, 0.84]}  # behind by 0.04, −0.01 and 0.01
+    near = {"near": [0.8, 0.87, 0.84]}  # accuracy is behind by 0.04, −0.01 and 0.01
     compared = report.compare(rows_of(clear | near))
     (found,) = (row for row in compared if row["method"] == "near")
     assert found["ahead"] == pytest.approx(0.04 / 3)
@@ -172,12 +174,13 @@ def test_the_sentence_names_the_controls_that_were_not_beaten():
     assert "ahead of all 2 controls." in report.sentence(one, [{"parties": REMOVED, "records": REMOVED}])
 
 
+@pytest.mark.long
 def test_a_small_run_has_every_row_and_its_costs(tmp_path):
     result, run = execute(EXPERIMENT, SMALL, tmp_path / "run")
     own = {row["method"]: row for row in result["rows"] if row["seed"] == 1}
     assert len(result["rows"]) == 2 * len(own) == 2 * 16
     assert {report.AS_IS, report.TRUSTED, report.ALONE, report.LEAVE_ONE_OUT, report.WON, *report.FILTERS} <= set(own)
-    one = 5 * (64 * 32 + 32 + 32 * 10 + 10 + 1)  # messages of all params and a mass
+    one = 5 * (64 * 32 + 32 + 32 * 10 + 10 + 1)  # messages contain all params and a mass
     trainings = {report.AS_IS: 1, report.TUNED: 2, report.FILTERS[0]: 4, report.FILTERS[2]: 2, report.LEAVE_ONE_OUT: 6}
     for method, count in trainings.items():
         assert (own[method]["trainings"], own[method]["floats_per_client"]) == (count, count * one)

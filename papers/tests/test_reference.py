@@ -1,4 +1,4 @@
-"""Every study gives what it gave before, at its smallest size; so does every draw."""
+"""Every study gives its expected numbers at its smallest size, and every draw its expected values."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Meta-learning tasks: heads and hypergradients against NumPy, and tasks that keep their promises."""
+"""Meta-learning tasks: heads and hypergradients compared with NumPy, and the bounds that the tasks promise."""
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,9 @@ CLIENTS, TASKS, WAYS, SHOTS, QUERIES, SIZE, WIDTH, L2 = 3, 2, 3, 4, 3, 5, 4, 0.3
 
 
 def closed_form(weight, bias, inputs, drawn):
-    """Heads of all tasks, and the derivative of the mean outer cost by each client's own copy of the layer.
+    """Return the heads of all tasks, and the derivative of the mean outer cost by each client's own copy of the layer.
 
-    With G the outer gradient by a head W and Q = A^{-1}G, ⟨G, dW⟩ = ⟨dΦ, YQᵀ − ΦWQᵀ − ΦQWᵀ⟩/m.
+    Let G be the outer gradient by a head W, and Q = A^{-1}G. Then ⟨G, dW⟩ = ⟨dΦ, YQᵀ − ΦWQᵀ − ΦQWᵀ⟩/m.
     """
     heads, along_weight, along_bias = [], np.zeros((CLIENTS, *weight.shape)), np.zeros((CLIENTS, *bias.shape))
     for client, task in np.ndindex(CLIENTS, TASKS):
@@ -36,7 +36,7 @@ def closed_form(weight, bias, inputs, drawn):
         wanted, aim = np.repeat(np.eye(WAYS), SHOTS, 0), np.repeat(np.eye(WAYS), QUERIES, 0)
         (phi, slope), (psi, tilt) = phi_of(weight, bias, support), phi_of(weight, bias, query)
         head, hessian = ridge(phi, wanted, L2)
-        # The outer cost is a mean over clients and over the examples of all tasks of each.
+        # The outer cost is a mean over clients and, for each client, over the examples of all its tasks.
         error = (psi @ head - aim) / (len(query) * TASKS * CLIENTS)
         q = np.linalg.solve(hessian, psi.T @ error)
         d_phi = ((wanted - phi @ head) @ q.T - phi @ q @ head.T) / len(support)
@@ -58,7 +58,8 @@ def test_hypergradients_with_ridge_heads_are_the_closed_form():
         heads, along_weight, along_bias = closed_form(layer["weight"], layer["bias"], inputs, drawn)
         at = jnp.broadcast_to(heads, made.params.shape)
         slopes = jax.vmap(made.problem.inner_gradient)(at, made.hypers, made.train)
-        np.testing.assert_allclose(slopes.mean(0), 0, atol=1e-12)  # the common solution, at no client its own
+        # the clock jumps by 5 s in one of the last turns of a second timing
+        np.testing.assert_allclose(slopes.mean(0), 0, atol=1e-12)
         assert np.abs(slopes).max() > 1e-3
         network = hp.networks.Ring(CLIENTS)
         found = hp.hypergradient(made.at(params=at), hp.hypergradients.Dense(), network, key=0)
@@ -109,11 +110,11 @@ def test_accuracy_counts_what_fitted_heads_get_right():
 
 @pytest.mark.parametrize("loss", ["squares", "cross-entropy"])
 def test_no_example_is_more_curved_than_said(loss):
-    """Clipping for privacy relies on it; saturated units and a tie between two classes reach it."""
+    """Clipping for privacy relies on this bound; saturated units and a tie between two classes attain it."""
     hyper = ({"weight": jnp.full((1, WIDTH), 50.0), "bias": jnp.zeros(WIDTH)},)
     one = Examples(jnp.ones((1, 1)), jnp.zeros(1, int), jnp.zeros(1, int))
     heads = jnp.zeros((1, WIDTH + 1, WAYS)).at[0, -1].set(jnp.array([20.0, 20.0, -20.0]))
-    # One client with one task: the rate is that of a head.
+    # With one client and one task, the L2 rate is that of a head.
     drawn = np.arange(WAYS * 2).reshape(1, 1, WAYS, 2)
     task = representation(np.ones((WAYS * 2, 1)), drawn, 1, jax.random.key(0), widths=(WIDTH,), l2=0.1, loss=loss)
     size = heads.size
@@ -164,7 +165,7 @@ def test_tasks_that_cannot_be_are_refused(ways, each, count, field):
 def test_images_are_shrunk_by_means_of_blocks_and_scaled_each_by_itself():
     images = np.random.default_rng(0).random((3, 7, 7, 2)).astype(np.float32)
     found = shrink_images(images, 3)
-    # 7 = 3 blocks of 2 pixels; what is left over is cut off in front and behind, here none in front.
+    # A side of 7 pixels gives 3 blocks of 2; the surplus pixel is cut off at the end.
     wanted = np.array(
         [
             [

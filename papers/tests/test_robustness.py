@@ -1,4 +1,4 @@
-"""The study of robustness at a small size: its counts, and that a wrong result without a mark is counted as such."""
+"""The robustness study at a small size: its counts, and that an unmarked wrong result is counted as such."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -45,7 +45,7 @@ def test_a_small_study(tmp_path):
 
 
 class Stub(HypergradientEstimator):
-    """Sets a value that is right by chance only, and says `reason` of it."""
+    """Return a value that is right only by chance, and report `reason`."""
 
     info: ClassVar = hp.TreeCG.info
     reason: int = 0
@@ -60,10 +60,10 @@ class Stub(HypergradientEstimator):
 @pytest.mark.parametrize(
     ("family", "reason", "count"),
     [
-        ("mild", Reason.TOLERANCE, "wrong_flagged"),  # a claim is compared with TreeCG
+        ("mild", Reason.TOLERANCE, "wrong_flagged"),  # a claim of convergence is compared with TreeCG
         ("mild", Reason.FIXED_LENGTH, "wrong_silent"),
         ("mild", Reason.LIMIT, "wrong_flagged"),
-        ("singular", Reason.TOLERANCE, "wrong_flagged"),  # the rule for params sees the Hessian itself
+        ("singular", Reason.TOLERANCE, "wrong_flagged"),  # the certificate of params sees the Hessian itself
     ],
 )
 def test_a_wrong_result_without_a_mark_is_counted(family, reason, count):
@@ -91,7 +91,8 @@ def test_families_are_what_they_are_called(family):
         "cancelling-1e4": left_over(case) == pytest.approx(1e-4, rel=0.5),
         "zero-third": np.sum(~np.any(case.hessians, axis=(1, 2))) == 2,
     }.get(family, 0.5 < condition / float(family.rpartition("-")[2] if "1e" in family else 3) < 2), condition
-    if family not in UNSOLVABLE:  # the truth against a difference of the mean outer cost at the inner solution
+    # compare the closed form with a difference of the mean outer cost at the inner solution
+    if family not in UNSOLVABLE:
         gradient, (n, hypers) = case.hypergradient(), case.direct.shape
         direction = np.random.default_rng(0).normal(size=(n, hypers))
         x = -np.linalg.solve(case.hessians.sum(0), np.einsum("nmd,nm->d", case.couplings, direction))

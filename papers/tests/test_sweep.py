@@ -1,4 +1,6 @@
-"""Sweeps over an experiment made for it: who runs how often, what is chosen by, and what survives interruptions."""
+"""Sweeps over a small experiment made for these tests: which runs happen, how settings are chosen, and
+interruptions.
+"""
 
 import json
 import signal
@@ -21,7 +23,7 @@ from hyperpush_papers.common.options import Positive
 from hyperpush_papers.sweep.plan import RATES
 from hyperpush_papers.sweep.statistics import choose, interval
 
-# Validation scores by rate; the test scores below are best where these are worst.
+# Validation scores by rate; the test scores below are best where the validation scores are worst.
 VALIDATION = {"a": {0.01: 0.2, 0.1: 0.7, 1.0: 0.5}, "b": {0.01: 0.1, 0.1: 0.3, 1.0: 0.4}}
 NOISE = {0: 0.01, 1: -0.03, 2: 0.05, 1000: 0.0, 1001: 0.002}
 
@@ -41,7 +43,7 @@ class Options(Config):
 
 
 class Fake:
-    """Counts its runs; ends badly when told to."""
+    """A study that counts its runs; selected runs fail or are interrupted."""
 
     def __init__(self):
         self.runs: list[tuple[str, float, int]] = []
@@ -49,7 +51,7 @@ class Fake:
         self.interrupt_at = -1
 
     def run(self, config: Options, run: Any) -> dict[str, Any]:
-        assert config.seeds == 1  # one run is one seed
+        assert config.seeds == 1  # every run has one seed
         (method,) = config.methods
         if len(self.runs) == self.interrupt_at:
             raise KeyboardInterrupt
@@ -86,7 +88,7 @@ def fake(monkeypatch, tmp_path):
 
 @pytest.fixture
 def call(fake, capsys):
-    """Run a command; returns exit code, stdout and stderr."""
+    """Run a command and return its exit code, stdout and stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as caught:
@@ -104,7 +106,7 @@ def test_intervals_are_students():
     found = interval(values)
     low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
     assert found == pytest.approx((np.mean(values), np.std(values, ddof=1), low, high, 3))
-    # Tables of Student's distribution: 4.303 for two degrees of freedom.
+    # Tables of Student's t distribution give 4.303 for two degrees of freedom.
     assert found.high is not None
     assert (found.high - found.mean) / (np.std(values, ddof=1) / np.sqrt(3)) == pytest.approx(4.303, abs=5e-4)
     assert interval([0.5]) == (0.5, None, None, None, 1)
@@ -114,7 +116,7 @@ def test_intervals_are_students():
 
 
 def test_the_best_mean_is_chosen_and_what_is_missing_is_out():
-    assert choose([[1, 4], [3, 3], [2, 4]], "higher") == 1  # the first of equal ones
+    assert choose([[1, 4], [3, 3], [2, 4]], "higher") == 1  # the first of equal settings
     assert choose([[1, 4], [3, 3], [2, 4]], "lower") == 0
     assert choose([[9, None], [1, 1]], "higher") == 1
     assert choose([[None], [None]], "higher") is None
@@ -146,7 +148,7 @@ def test_all_get_the_same_budget_and_validation_decides(call, fake):
     read = saved.load("here")
     assert read.result["rows"] == result["rows"]
     assert len(read.metrics) == 18
-    # Nobody sees the test scores of runs that something is chosen by.
+    # Runs that are used for tuning do not report test scores.
     assert {"accuracy" in line for line in read.metrics if line["phase"] == "tuning"} == {False}
     assert {"config.toml", "metrics.jsonl", "result.json"} <= {
         each.name for each in next(read.path.glob("cells/*")).iterdir()
@@ -161,10 +163,10 @@ def test_an_interrupted_sweep_goes_on(call, fake, tmp_path):
     assert call(*options)[0] == 130
     (folder,) = (tmp_path / "runs").iterdir()
     assert not (folder / "result.json").exists()
-    (folder / "cells" / ".killed.partial").mkdir()  # what a killed process leaves
+    (folder / "cells" / ".killed.partial").mkdir()  # the file that a killed process leaves
     (folder / "cells" / ".killed.partial" / "metrics.jsonl").touch()
     fake.interrupt_at = -1
-    code, out, err = call(*options)  # the same command finds its folder
+    code, out, err = call(*options)  # the same command finds its folder again
     assert code == 0
     assert sorted(fake.runs) == everything
     assert err.count("(kept)") == 4
@@ -203,7 +205,7 @@ def test_what_fails_is_reported_and_the_others_go_on(call, fake):
     assert code == 1
     summary = {each["method"]: each for each in result["summary"]}
     assert {name: len(each["seeds"]) for name, each in summary.items()} == {"b": 0, "wild": 2, "server": 0, "a": 2}
-    assert summary["wild"]["setting"] == {"rate": 0.01}  # all else diverges, which is no failure
+    assert summary["wild"]["setting"] == {"rate": 0.01}  # all other rates diverge, which does not count as a failure
     assert summary["server"]["not_applicable"] == "needs a server"
     assert [(each["method"], each["phase"]) for each in result["failed"]] == [("b", "tuning")] * 3
     assert "RuntimeError: b is [broken]" in err

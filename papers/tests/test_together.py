@@ -1,4 +1,4 @@
-"""The whole story in small: who has what, what a comparison says, and a spec that runs on peers."""
+"""The combined study at a small size: data of clients, text of comparisons, and a spec that runs on peers."""
 
 import tomllib
 from io import StringIO
@@ -41,14 +41,15 @@ def test_parties_own_different_images_and_every_second_pair_has_wrong_labels():
         deal(100, 0)
     with pytest.raises(hp.InvalidInput, match="test: got 999; allowed: at most 179"):  # 1797 // 8 − 40 − 5
         deal(8, 0, test=999)
-    with pytest.raises(ValueError, match="a whole number from 4"):  # the wrong labels are the second pair's
+    with pytest.raises(ValueError, match="a whole number from 4"):  # wrong labels belong to the second pair of parties
         Together(parties=2)
 
 
 def test_comparisons_are_by_seed_and_a_gain_within_the_interval_of_its_seeds_is_none():
-    """Ahead by 0 and 0.3: 0.15 on average, with a standard error of 0.3/√2/√2 = 0.15.
+    """Gains are compared seed by seed; a gain within the confidence interval of its seeds counts as no gain.
 
-    Ahead by 0.3 and 0.1: 0.2, two standard errors; Student's interval of two seeds is 12.7 of them wide.
+    Gains of 0 and 0.3 have mean 0.15 and standard error 0.3/√2/√2 = 0.15. Gains of 0.3 and 0.1 have mean 0.2, which is
+    two standard errors. Student's interval for two seeds reaches 12.7 standard errors.
     """
     common = {"accuracy_p10": None, "auc_wrong_labels": None, "bytes": 2, "converged": None}
     scores = {
@@ -68,17 +69,18 @@ def test_comparisons_are_by_seed_and_a_gain_within_the_interval_of_its_seeds_is_
     assert (controls[0]["gain"], controls[0]["standard_error"]) == (pytest.approx(0.15), pytest.approx(0.15))
     endings = [verdict(each).rpartition(" it ")[2] for each in controls]
     assert endings == ["does not pay", "pays", "costs", "does not pay"]
-    two = {**controls[0], "gain": 0.3, "standard_error": 0.1}  # three standard errors
+    two = {**controls[0], "gain": 0.3, "standard_error": 0.1}  # a gain of three standard errors
     assert [verdict({**two, "seeds": n}).rpartition(" it ")[2] for n in (4, 5)] == ["does not pay", "pays"]
     assert main["not_converged"] is None
     assert compare([{**row, "converged": row["seed"] == 0} for row in rows])[0]["not_converged"] == 1
     nothing = [{**row, "step": "score", "method": name} for row in rows[:2] for name in ("influence", "loss")]
-    assert [(row["gain"], row["standard_error"]) for row in compare(nothing)] == [(None, None)] * 2  # no AUC
+    assert [(row["gain"], row["standard_error"]) for row in compare(nothing)] == [(None, None)] * 2  # rows without AUC
     assert auc(np.array([0.0, 2.0, 1.0, 1.0]), np.array([True, True, False, False])) == 0.5
     assert auc(np.array([0.0, 1.0, 1.0, 3.0]), np.array([True, True, False, False])) == 0.875
     assert auc(np.ones(2), np.zeros(2, bool)) is None
 
 
+@pytest.mark.long
 def test_the_first_step(tmp_path):
     result, _ = execute(EXPERIMENT, Together(**TINY, until="train", seeds=(0,)), tmp_path / "run")
     assert [row["method"] for row in result["rows"]] == [
@@ -102,7 +104,9 @@ def test_all_steps(tmp_path):
 
 @pytest.mark.long
 def test_the_private_step_holds_its_epsilon_and_counts_every_release():
-    """Of train 2 steps 3 times, and 2 products in each of 2 estimates; of validation a gradient in each."""
+    """Train data are released in 2 steps of each of 3 solves and 2 products of each of 2 estimates, validation data in
+    a gradient per estimate.
+    """
     small = {"parties": 4, "examples": 20, "trusted": 5, "test": 5, "steps": 2, "outer_steps": 2, "order": 2}
     price = PriceOfPrivacy(0, (8.0, 2.0), **small, data="digits")
     by = dict(price.rows())

@@ -1,4 +1,4 @@
-"""The forecast of speeds: examples by hand, condensed ones by NumPy, and all of it in small on generated speeds."""
+"""The forecast of speeds: windows of examples by hand, condensed examples by NumPy, and a run on generated speeds."""
 
 import os
 
@@ -66,7 +66,7 @@ def test_in_small_on_generated_speeds(tmp_path, monkeypatch):
     assert found["last value"]["mae"] == pytest.approx(np.abs(made.speeds[times - 12] - truth).mean())
     means = np.mean([made.speeds[day * DAY + times % DAY] for day in range(4)], axis=0)
     assert found["mean at the time of day"]["rmse"] == pytest.approx(((means - truth) ** 2).mean() ** 0.5)
-    # The fit of every sensor, example by example.
+    # Fit every sensor by summing over its examples one by one.
     known = made.speeds[: 4 * DAY]
     fit = []
     for sensor in range(40):

@@ -1,4 +1,4 @@
-"""The tuning study: what it computes, then small runs with and without privacy."""
+"""The tuning study: its calculations, then small runs with and without privacy."""
 
 import signal
 
@@ -66,7 +66,7 @@ def test_cleaning_separates_wrong_labels(tmp_path, monkeypatch):
     assert (result["task"], result["data"], result["privacy"]) == ("cleaning", "digits", None)
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["GBDSBO", "TTSA", "PDBO + HGP"]
-    # 65 × 10 params and 3 × 60 weights.
+    # There are 65 × 10 params and 3 × 60 weights.
     assert f"{650**2:,} numbers" in rows["GBDSBO"]["left_out"]
     for name in ("TTSA", "PDBO + HGP"):
         row = rows[name]
@@ -78,7 +78,7 @@ def test_cleaning_separates_wrong_labels(tmp_path, monkeypatch):
         assert curve["auc"][-1] == pytest.approx(row["auc"])
         assert curve["floats_per_client"][-1] == row["floats_per_client"]
         assert curve["outer_cost"][-1] < curve["outer_cost"][0]
-    # SGP pushes the params and ω in every step; HGP its vector and ω, order × pushes times, in every outer step.
+    # SGP pushes the params and ω in every step. In every outer step HGP pushes its vector and ω order × pushes times.
     assert rows["PDBO + HGP"]["floats_per_client"] == 651 * (16 * 20 + 15 * 20 * 4)
     assert {path.name for path in run.figures} == {
         *(f"cleaning-{metric}.png" for metric in ("accuracy", "outer_cost", "auc")),
@@ -109,7 +109,7 @@ def test_rates_with_privacy(tmp_path, monkeypatch):
     assert not {"claimed", "epsilon", "delta", "assumes"} & set(private["TTSA"])
     for name in ("LDPDSBO", "PDBO + HGP"):
         row = private[name]
-        # Below the promise, and not by so much that noise is wasted.
+        # The claimed ε is below the requested one, but so close that no noise is wasted.
         assert 1.9 < row["claimed"] <= 2.0
         assert row["assumes"] == ASSUMPTION
         assert row["accuracy_without"] == rows[name]["accuracy"]

@@ -1,4 +1,4 @@
-"""The study of VR-HGP: its measurements against its theory."""
+"""The VR-HGP study: its measurements compared with its theory."""
 
 import gzip
 import struct
@@ -36,6 +36,7 @@ def study(tmp_path_factory):
     return saved.load(folder)
 
 
+@pytest.mark.long
 def test_measured_errors_follow_the_exact_ones_below_the_bound(study):
     result = study.result
     for curve in result["curves"]:
@@ -45,9 +46,10 @@ def test_measured_errors_follow_the_exact_ones_below_the_bound(study):
         assert np.all(np.array(curve["bound"]) > error + 2 * spread)
     plain, reduced = (np.array(curve["error"]) for curve in result["curves"])
     assert reduced[-1] < 0.5 * plain[-1] < 0.5 * result["true_norm"]
-    assert plain[-1] > 0.9 * plain[20]  # more rounds do not help
+    assert plain[-1] > 0.9 * plain[20]  # more rounds do not reduce the error
 
 
+@pytest.mark.long
 def test_the_result_says_what_was_done(study):
     result = study.result
     assert result["experiment"] == "vr-hgp"
@@ -66,11 +68,13 @@ def test_the_result_says_what_was_done(study):
         assert (study.path / "figures" / name).stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_observed_links_cost_little_after_long_training_and_nothing_where_links_stay(study):
     found = {(row["network"], row["estimator"], row["training_steps"]): row for row in study.result["links"]}
     assert len(found) == 4 * 2 * 2
     for (network, _, steps), row in found.items():
-        # Of a share p of T rounds, seen and true are √(2p(1 − p)/(πT)) apart on average: at most 0.4/√T.
+        # A link is up in a share p of T rounds. Observed and true shares differ by √(2p(1 − p)/(πT)) on average, at
+        # most 0.4/√T.
         assert row["links_error"] <= 0.4 / np.sqrt(steps)
         if network in ("fully-connected", "static-undirected"):
             assert row["observed"] == pytest.approx(row["means"], abs=1e-4)
@@ -80,7 +84,9 @@ def test_observed_links_cost_little_after_long_training_and_nothing_where_links_
 
 
 def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):
-    """200 plain images in MNIST's files, the k-th of gray k and digit k mod 10: all 40 of two digits are used once."""
+    """MNIST's files hold 200 plain images; image k has gray value k and digit k mod 10. All 40 of two digits are used
+    once.
+    """
     monkeypatch.setenv("HYPERPUSH_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
     grays, (height, width) = np.arange(200, dtype=np.uint8), (28, 28)
@@ -105,7 +111,7 @@ def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):
     slope, offset = np.polyfit(used, inputs[..., 0].ravel()[order], 1)
     np.testing.assert_allclose(inputs[..., 0].ravel()[order], slope * used + offset, atol=1e-5)
     np.testing.assert_array_equal(targets.ravel()[order], used % 10 == drawn["digits"][1])
-    assert np.any(np.diff(order) != 1)  # shuffled
+    assert np.any(np.diff(order) != 1)  # images are shuffled
 
 
 @pytest.mark.parametrize(

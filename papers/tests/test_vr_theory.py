@@ -1,4 +1,4 @@
-"""VR-HGP's theory against enumeration by NumPy."""
+"""VR-HGP's theory compared with enumeration in NumPy."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ POINT = np.array([[0.4, -0.2], [0.7, 0.1], [-0.3, 0.5]])
 def test_factors_worked_out_by_hand():
     assert mu(1, 0, 0.5) == pytest.approx(np.sqrt(16 / 3))
     assert mu(0.5, 0.5, 0.5) == pytest.approx(np.sqrt(8 / 3 * (1 + 1.375 / 0.625 * 0.0625 / 0.4375)))
-    # α = ρ, where the paper's intermediate terms divide by zero and the factor does not.
+    # For α = ρ, intermediate terms of the paper divide by zero, but the factor does not.
     assert mu(0.75, 0.5, 0.5) == pytest.approx(np.sqrt(8 / 7 * (1 + 1.5625 / 0.4375 * 0.0625 / 0.4375)))
 
 
@@ -63,7 +63,7 @@ def sigmoid(scores):
 
 
 def maps(data, network):
-    """(Ā, B̄, c_x) of the logistic regression by hand."""
+    """Compute (Ā, B̄, c_x) of the logistic regression in NumPy."""
     (z, _), (far, labels) = ([np.asarray(a, np.float64) for a in part] for part in data)
     push = network.means().weights
     mass = np.linalg.matrix_power(push.T, 200) @ np.ones(3)
@@ -90,7 +90,7 @@ def test_the_target_is_the_closed_form(made):
 
 
 def test_expected_errors_are_those_of_all_link_states(made):
-    """Second moments by enumeration: every way the links can be up, with its probability."""
+    """Second moments by enumeration: every combination of live links, weighted by its probability."""
     system, data, network = made
     forward, down, source = maps(data, network)
     means, up = network.means(), network.probabilities()
@@ -148,7 +148,7 @@ def test_the_bound_is_theorem_1(made):
     bounds, constants = theorem(system, np.array(WEIGHTS), 3000, 0.1)
     assert bounds is not None
     np.testing.assert_allclose(bounds[:, -1], [mu(*pair, eta) * tau * rest for pair in WEIGHTS], rtol=1e-4)
-    # After one round only B's noise and the rest of the series.
+    # After one round the bound contains only the noise in B and the remainder of the series.
     np.testing.assert_allclose(bounds[:, 0], tau * (np.sqrt(8) * (1 - eta) * rest + kappa * eta), rtol=1e-4)
     assert constants["contraction_of_assumption_8"] == pytest.approx(2 * kappa)
     assert np.all(bounds[:, :8] > expected_errors(system, np.array(WEIGHTS), 8))

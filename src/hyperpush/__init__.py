@@ -1,7 +1,6 @@
-"""Decentralized bilevel optimization: hypergradients among clients that exchange only vectors, peer to peer.
+"""Decentralized bilevel optimization: clients compute hypergradients by exchanging only vectors, peer to peer.
 
-What is public is listed in `__init__.pyi`; each name is imported when it is first used, so that the command line starts
-at once.
+`__init__.pyi` lists the public names. Each name is imported at its first use, so that the command line starts quickly.
 """
 
 import lazy_loader

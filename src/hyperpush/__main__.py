@@ -1,4 +1,4 @@
-"""`python -m hyperpush`: the command line where its script is not on the path."""
+"""Run the command line as `python -m hyperpush`, for environments whose PATH lacks the `hyperpush` script."""
 
 from hyperpush.cli.app import main
 

@@ -1,7 +1,7 @@
-"""What a method of your own needs besides the nodes: base classes, states, problems, data, and options with a range.
+"""Names for writing a new method, besides the program nodes: base classes, states, problems, data, option types.
 
-Each name is imported when it is first used, like those of `hyperpush` itself; `extend.pyi` tells type checkers. These
-names come from many rows, which `lazy_loader` does not support outside of the package that it keeps them in.
+Each name is imported at its first use, like the names of `hyperpush` itself. Type checkers read `extend.pyi`.
+`lazy_loader` does not support this module, because it resolves names only within one package.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What every registered algorithm has to do, BiG-Fed's forms among them."""
+"""Properties of every registered algorithm, including both forms of BiG-Fed."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from hyperpush.methods.registry import registered
 from hyperpush.programs import Repeat, contains
 
 CLASSES = {**registered("algorithms"), **registered("big_fed")}
-FEW = hp.algorithms.ConjugateGradients(3)  # each of them is a round with a server
+FEW = hp.algorithms.ConjugateGradients(3)  # each of the three iterations is a round with a server
 METHODS = {name: each.example() for name, each in CLASSES.items() if issubclass(each, Algorithm)}
 METHODS |= {name: each.with_options(inverse=FEW) for name, each in METHODS.items() if hasattr(each, "inverse")}
 METHODS["BiGFed-peers"] = replace(hp.big_fed.BiGFed.example(), form="peers")
@@ -75,18 +75,18 @@ def test_new_numbers_in_schedules_series_and_noise_compile_nothing(method, compi
 
 
 def flat(y, x, rows):
-    """Losses whose derivatives are all zero, so that what is left is noise."""
+    """Return losses whose derivatives are all zero, so that only noise changes the variables."""
     return 0.0 * (jnp.sum(y) + jnp.sum(x)) ** 3 * rows
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.info.private])
 def test_without_gradients_a_private_run_is_noise_of_the_promised_size(name):
-    """Each release moves a client by step·σ, and averaging keeps the mean: its variance is steps·(step·σ)²/n."""
+    """Each release moves a client by step·σ, and averaging keeps the mean; so the variance is steps·(step·σ)²/n."""
     method, rows = METHODS[name], jnp.ones((CLIENTS, 10))
     task = hp.Task(
         inner=flat, outer=flat, params=jnp.zeros(SIZE), hypers=jnp.zeros(SIZE), train=rows, validation=rows, common=True
     )
-    # One of ten examples changes a mean by at most 2·clip/10 = 1, the unit of the noise.
+    # One of ten examples changes a mean by at most 2·clip/10 = 1, which is the unit of the noise.
     private = task.private(noise=hp.privacy.Gaussian(SIGMA), clip=5.0, curvature=5.0, coupling=5.0)
     found = hp.solve(private, method, hp.networks.FullyConnected(CLIENTS), key=0)
     expected = method.steps * (STEP * SIGMA) ** 2 / CLIENTS

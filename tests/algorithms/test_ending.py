@@ -1,4 +1,6 @@
-"""Status at the end of bilevel algorithms: right params, the gradient there, growth; and what a divergence keeps."""
+"""The status at the end of bilevel algorithms: solved params, the final gradient, growth, and results after
+divergence.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ def made():
 
 
 def mean_gradient(made, hypers):
-    """The hypergradient's mean over clients at the exact common solution for these hypers, by NumPy."""
+    """Return the mean hypergradient over clients at the exact common solution for these hypers, by NumPy."""
     slopes = made.slopes
     right = slopes.b - np.einsum("nhd,nh->nd", slopes.J, hypers)
     params = np.linalg.solve(slopes.H.mean(0), right.mean(0))
@@ -49,6 +51,7 @@ def test_single_loop_runs_know_whether_they_arrived_and_count_what_it_takes(made
     np.testing.assert_array_equal(plain.hypers, few.hypers)
 
 
+@pytest.mark.long
 def test_an_end_at_another_point_of_the_papers_is_named(made):
     for steps, arrived in ((3, False), (400, True)):
         method = hp.algorithms.INTERACT(steps, 0.05, 0.15)
@@ -76,6 +79,7 @@ def test_nested_algorithms_take_the_gradient_from_their_first_and_last_step(made
 
 
 @pytest.mark.filterwarnings("ignore:CDBO.stop.on")
+@pytest.mark.long
 def test_where_an_end_cannot_be_judged_the_status_says_why(made):
     constants = hp.privacy.Constants(C_y=1, C_b=1, C_x=1, R=5, C_Hz=1, C_Jz=1)
     noisy = hp.algorithms.LDPDSBO(3, 0.1, hp.privacy.Gaussian(0.1), constants, use="reused", checked=False)

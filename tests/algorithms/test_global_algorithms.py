@@ -1,4 +1,6 @@
-"""DSBO-JHIP, MA-DSBO and GBDSBO on unlike quadratics: their equations by NumPy, and where they end."""
+"""DSBO-JHIP, MA-DSBO and GBDSBO on heterogeneous quadratics, compared with their equations and fixed points
+in NumPy.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ W = sum(np.roll(np.eye(CLIENTS), shift, 1) for shift in (-1, 0, 1)) / 3
 
 
 def plateaus(t):
-    """The first step for its number of iterations, then the next."""
+    """Return the step size at iteration t: each step of PLATEAUS for its number of iterations."""
     ends = np.cumsum([count for _, count in PLATEAUS])[:-1]
     return jnp.select([t < end for end in ends], [step for step, _ in PLATEAUS[:-1]], PLATEAUS[-1][0])
 
@@ -35,7 +37,7 @@ def made():
 
 
 def run(algorithm, task, every=1):
-    """The hypers after every `every`-th iteration, and the run's end."""
+    """Return the hypers after every `every`-th iteration, and the result of the run."""
     found = hp.solve(task, algorithm, networks.Ring(CLIENTS), key=0, every=every, certify=False)
     np.testing.assert_array_equal(found.history.hypers[0], task.hypers)
     np.testing.assert_array_equal(found.history.hypers[-1], found.hypers)
@@ -43,14 +45,14 @@ def run(algorithm, task, every=1):
 
 
 def oracle_of(task):
-    """Derivatives, hypers and params at the start, by NumPy."""
+    """Return the derivatives as an oracle in NumPy, and the hypers and params at the start."""
     return Slopes(*jax.tree.map(np.asarray, (task.train, task.validation))), *map(
         np.asarray, (task.hypers, task.params)
     )
 
 
 def distance(hypers, points, to="x_G"):
-    """Of the farthest client, relative to the distance of zero from x_G."""
+    """Return the distance of the farthest client from a point, relative to the norm of x_G."""
     return np.linalg.norm(hypers - points[to], axis=-1).max(-1) / np.linalg.norm(points["x_G"])
 
 
@@ -59,7 +61,7 @@ def mix(values):
 
 
 def nested(o, x, y, iterations, steps, tracked, theta, solution, residual, hypergradient):
-    """The outer variables after every iteration."""
+    """Return the hypers after every iteration of a nested algorithm."""
     alpha, beta, gamma = steps
     rounds = 1 if tracked else ROUNDS
     seen, s, r = [], solution, hypergradient(x, y, solution)
@@ -180,14 +182,16 @@ def test_tracked_forms_end_at_the_minimizer(name, made):
     np.testing.assert_allclose(seen[:4], by_hand, rtol=1e-9, atol=1e-12)
     assert distance(found.hypers, points) < 1e-6
     assert distance(found.hypers, points, "x_L") > 1
-    # The params are where they belong for these hypers.
+    # The params are the solution for these hypers.
     o = oracle_of(task)[0]
     common = np.linalg.solve(o.H.mean(0), o.b.mean(0) - o.J.mean(0).T @ points["x_G"])
     np.testing.assert_allclose(found.params, np.broadcast_to(common, found.params.shape), atol=1e-6)
 
 
 def test_what_is_sent_is_counted(made):
-    """4 params and 3 hypers: y, (z, d), x; with matrices of 12 and 16 numbers."""
+    """Messages contain y, (z, d) and x, with 4 params and 3 hypers; some also contain matrices of 12 and 16
+    numbers.
+    """
     sent = {"JHIP": (4 + 4) + 2 * 12 + (3 + 3), "MA": (4 + 4) + 2 * 4 + (3 + 3), "GB": 3 + 4 + 3 + 4 + 12 + 16 + 4}
     for name, floats in sent.items():
         assert run(TRACKED[name][0], made[0])[1].costs.floats == 500 * floats

@@ -1,4 +1,4 @@
-"""LDP-DSBO: its equations by NumPy, noise where it belongs, clipping, data use, budgets."""
+"""LDP-DSBO: its equations in NumPy, the places of its noise, clipping, use of data, and budgets."""
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,19 @@ from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 pytestmark = pytest.mark.usefixtures("float64")
 
 CLIENTS, ROUNDS, SIZE = 5, 6, 2
-W = sum(np.roll(np.eye(CLIENTS), shift, 1) for shift in (-1, 0, 1)) / 3  # a ring of five, Metropolis
+W = sum(np.roll(np.eye(CLIENTS), shift, 1) for shift in (-1, 0, 1)) / 3  # a ring of five with Metropolis weights
 STEPS = {"y": Power(0.3, 0.7), "z": Power(0.2, 0.6), "x": Power(0.1, 0.8)}
-# Tight enough that every kind of clipping is at work in the runs below.
+# These bounds are so tight that every kind of clipping occurs in the runs below.
 BOUNDS = Constants(C_y=0.8, C_b=0.7, C_x=0.9, R=0.05, C_H=1.0, C_J=1.0, C_Hz=0.06, C_Jz=0.04)
 
 
 def inner(y, x, rows):
-    """Mean over rows of ½c‖y‖² − bᵀy + x·y."""
+    """Return the mean over rows of ½c‖y‖² − bᵀy + x·y."""
     return jnp.mean(jax.vmap(lambda c, b: 0.5 * c * y @ y - b @ y + x @ y)(rows["curvature"], rows["linear"]))
 
 
 def outer(y, x, rows):
-    """Mean over rows of ½‖y − e‖² + ½‖x − e‖²."""
+    """Return the mean over rows of ½‖y − e‖² + ½‖x − e‖²."""
     return jnp.mean(jax.vmap(lambda e: 0.5 * jnp.sum((y - e) ** 2) + 0.5 * jnp.sum((x - e) ** 2))(rows["target"]))
 
 
@@ -64,7 +64,7 @@ def clip(values, bound):
 
 
 def by_hand(first, second, use, bounds):
-    """The hypers after every round, without noise."""
+    """Return the hypers after every round of LDP-DSBO without noise, by NumPy."""
     x = y = z = np.zeros((CLIENTS, SIZE))
     seen = []
     for t in range(ROUNDS):
@@ -106,7 +106,7 @@ def test_rounds_follow_the_equations(use, bounds, streams):
 
 @pytest.mark.parametrize("use", ["once", "running averages"])
 def test_without_clipping_nothing_that_is_not_finite_is_hidden(use, streams):
-    """Row 2 has a cost but no gradient: rounds 0 and 1 do not use it, round 2 must report it."""
+    """The cost of row 2 is finite, but its gradient is not. Rounds 0 and 1 do not use it; round 2 must report it."""
     first, second = streams
     curvature = np.abs(first["curvature"])
     curvature[:, 2] = 0.0
@@ -118,7 +118,7 @@ def test_without_clipping_nothing_that_is_not_finite_is_hidden(use, streams):
     data = {"curvature": curvature}, {"target": second["target"]}
     with pytest.raises(hp.Diverged) as caught:
         solve(algorithm, networks.Ring(CLIENTS), *data, start=1.0, cost=bad)
-    assert caught.value.round == 3  # counted from 1
+    assert caught.value.round == 3  # rounds are counted from 1
 
 
 def test_clipping_changes_the_runs_above(streams):
@@ -130,7 +130,9 @@ def test_clipping_changes_the_runs_above(streams):
 
 @pytest.mark.parametrize("mechanism", [Laplace, Gaussian])
 def test_own_values_are_clean_and_neighbors_carry_noise_of_the_given_size(mechanism):
-    """From zero and without slopes, one round leaves Σ_j w_ij ζ_j: of neighbors only, of scale ν_0 per variable."""
+    """With zero start and zero slopes, one round leaves Σ_j w_ij ζ_j over neighbors, of scale ν_0 for each
+    variable.
+    """
     scales = {"y": 0.5, "z": 0.25, "x": 2.0}
     noise = {name: mechanism(Power(scale, 0.6)) for name, scale in scales.items()}
     flat = Problem(lambda y, x, rows: 0.0 * jnp.sum(y * x), lambda y, x, rows: 0.0 * jnp.sum(y * x))
@@ -173,9 +175,10 @@ def test_the_accountant_gets_what_the_algorithm_does():
     algorithm = hp.algorithms.LDPDSBO(ROUNDS, STEPS, noise, BOUNDS, "once", examples=2, checked=False)
     sender = algorithm.accountant(networks.Ring(CLIENTS), params, hypers).sender
     assert isinstance(sender, LoopSensitivity)
-    # After the changed round: a step along 2C, shared by two examples.
+    # In the round after the changed one, the step differs by 2C, shared by two examples.
     first = {name: sender.sensitivities(2)[name][1] for name in "yzx"}
-    clips = {"y": 0.8, "z": 2 * 0.05 / STEPS["z"].scale, "x": 0.9 + 0.04}  # z never leaves its ball
+    # z never leaves its ball, so it is not clipped
+    clips = {"y": 0.8, "z": 2 * 0.05 / STEPS["z"].scale, "x": 0.9 + 0.04}
     for name, bound in clips.items():
         np.testing.assert_allclose(first[name], np.full(CLIENTS, STEPS[name].scale * bound))
     np.testing.assert_allclose(sender.others, 1 - np.diag(W), atol=1e-12)
@@ -216,7 +219,7 @@ def test_streams_that_are_too_short_are_refused(streams):
 
 
 def test_noise_of_its_own_on_a_private_task_is_refused():
-    """It would be noised twice; each of both ways alone runs."""
+    """Noise would be added twice; the algorithm's noise alone runs, and so does the task's noise alone."""
     rows = jnp.zeros((CLIENTS, ROUNDS))
     task = hp.Task(
         inner=lambda y, x, row: jnp.sum(y * x) * row,

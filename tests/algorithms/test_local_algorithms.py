@@ -1,5 +1,4 @@
-"""Algorithms over a network with hypergradients of one's own, on unlike quadratics: their equations by NumPy, and
-where they end."""
+"""Algorithms over a network that use local hypergradients, on heterogeneous quadratics: equations and fixed points."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 N = 5
 RING = hp.networks.Ring(N)
-W = sum(np.roll(np.eye(N), shift, 1) for shift in (-1, 0, 1)) / 3  # Metropolis on it
+W = sum(np.roll(np.eye(N), shift, 1) for shift in (-1, 0, 1)) / 3  # Metropolis weights on this graph
 FEW = hp.algorithms.Neumann(5, 0.15)
 
 
@@ -127,7 +126,7 @@ def test_own_hypergradient_is_unbiased(made):
 
 
 def over_seeds(algorithm, made, network=RING):
-    """The hypers at the end of four runs."""
+    """Return the hypers at the end of four runs with different seeds."""
     program, states = algorithm.program(PROBLEM), hp.algorithms.BilevelState(*made.start[:2])
 
     @jax.jit
@@ -140,7 +139,7 @@ def over_seeds(algorithm, made, network=RING):
 
 
 def test_corrections_on_batches_leave_no_noise(made):
-    """At constant steps: SVR-INTERACT's corrections vanish with the steps, so every run ends at the same point."""
+    """With constant steps, SVR-INTERACT's corrections vanish with its steps, so every run ends at the same point."""
     o = made.slopes
     inverses = series(o.H, FEW.terms, FEW.step_size)
     end = o.end(lambda x, y: o.through(x, y, inverses), common_solution=False)
@@ -155,7 +154,7 @@ def test_falling_steps_wear_noise_away(made):
     ended = over_seeds(hp.algorithms.VRDBO(800, 0.08, 0.1, Power(0.7, 0.4), 0.9, 0.9, inverse=FEW, batch_size=2), made)
     start = np.linalg.norm(np.asarray(made.start[1]) - end, axis=-1).max()
     assert np.sqrt(np.mean(np.sum((ended - end) ** 2, axis=-1))) < 0.01 * start
-    assert np.ptp(ended, axis=0).min() > 1e-6  # they were noisy
+    assert np.ptp(ended, axis=0).min() > 1e-6  # the runs differ by their noise
 
 
 # -------------------------------------------------------------------- refusal

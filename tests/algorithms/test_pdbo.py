@@ -1,4 +1,4 @@
-"""The three outer problems on quadratics, whose optima NumPy knows: own hypers, one for all, one for all alone."""
+"""Three outer problems on quadratics with optima known to NumPy: personal hypers, a common hyper, and local params."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def common_optimum(made):
 
 
 def alone_optimum(made):
-    """The common hyper that is best on average when client i's params are A_i^{-1}(b_i − C_iᵀλ)."""
+    """Return the common hyper with the lowest mean outer cost, where client i's params are A_i^{-1}(b_i − C_iᵀλ)."""
     first, second = data(made)
     inverse, eye = np.linalg.inv(first["hessian"]), np.eye(made.hypers.shape[1])
     slopes = -second["map"] @ inverse @ first["coupling"].transpose(0, 2, 1)
@@ -48,11 +48,11 @@ def alone_optimum(made):
 
 
 def test_hypers_of_ones_own_reach_their_optimum():
-    """Exact averages: what PDBO does at every step has a closed form."""
+    """With exact averages, every step of PDBO has a closed form."""
     made = quadratic(3, 1)
     first, second = data(made)
     best = personal_optimum(made)
-    inner = hp.SGP(80, 0.4, observe=True)  # what it sees of the links is of no use to HGP, and in nobody's way
+    inner = hp.SGP(80, 0.4, observe=True)  # HGP does not need the observed links, and they must not change its result
     found = hp.solve(made, hp.PDBO(inner, hp.HGP(80, 1, 0.4), sgd(1.0), 60), FULL, key=0)
     np.testing.assert_allclose(found.hypers, best, atol=1e-7)
     history, start = found.history, np.asarray(made.hypers)
@@ -62,7 +62,7 @@ def test_hypers_of_ones_own_reach_their_optimum():
     assert np.isnan(norms[0]).all()
     np.testing.assert_allclose(norms[1], np.linalg.norm(closed_form(start, first, second), axis=1), rtol=1e-7)
     np.testing.assert_allclose(history.hypers[0], start)
-    # The rate is 1, so that a step is the hypergradient: at the start and once by then.
+    # The outer rate is 1, so each step equals the hypergradient at the hypers before it.
     for step in (0, 7):
         gradient = closed_form(np.asarray(history.hypers[step]), first, second)
         np.testing.assert_allclose(history.hypers[step + 1], history.hypers[step] - gradient, atol=1e-7)
@@ -86,7 +86,7 @@ def test_a_warm_start_and_an_estimator_that_reverses_links():
     made = quadratic(3, 1)
     inner, estimator = (
         hp.SGP(200, hp.schedule("milestones", 0.1, (150,))),
-        hp.hypergradients.DirectedRB(200),  # with SGP's last step
+        hp.hypergradients.DirectedRB(200),  # DirectedRB takes SGP's last step size
     )
     found = hp.solve(made, hp.PDBO(inner, estimator, sgd(0.5), 30, restart=False), RANDOM, key=0)
     best = personal_optimum(made)
@@ -95,7 +95,7 @@ def test_a_warm_start_and_an_estimator_that_reverses_links():
 
 
 def test_one_hyper_for_all():
-    """By SGP on the outer level, which is exact where averages are and the optimizer is linear."""
+    """A common hyper by SGP on the outer level, which is exact for exact averages and a linear optimizer."""
     made = quadratic(3, 1, common=True)
     first, second = data(made)
     best, start, rate = common_optimum(made), np.asarray(made.hypers), 0.2
@@ -104,16 +104,18 @@ def test_one_hyper_for_all():
     found = hp.solve(made, method, FULL, key=0)
     np.testing.assert_allclose(found.hypers, np.broadcast_to(best, (3, 3)), atol=1e-7)
     np.testing.assert_allclose(found.hyper, best, atol=1e-7)
-    # A common λ moves along dF̄/dλ, the sum of the derivatives by each client's own.
+    # A common λ moves along dF̄/dλ, which is the sum of the derivatives by each client's own copy.
     after = start.mean(0) - rate * closed_form(start, first, second).sum(0)
     np.testing.assert_allclose(found.history.hypers[1], np.broadcast_to(after, (3, 3)), rtol=1e-7)
-    # Besides params and hypergradients, three hypers and the mass travel once per outer step.
+    # Besides params and hypergradients, each outer step sends three hypers and the mass once.
     assert found.costs.rounds == 80 + 100 * 161
     assert found.costs.floats == 5 * (80 + 100 * 160) + 4 * 100
 
 
 def test_one_hyper_for_all_along_a_tree():
-    """Exact means on the outer level: on directed links and with Adam all hold the optimum, and the same numbers."""
+    """With exact outer means along a tree, every client reaches the optimum with identical values, on directed links
+    with Adam.
+    """
     made = quadratic(3, 1, common=True)
     inner = hp.FedAvg(80, 0.4, averaging="tree")
     adam = hp.optimizer("adam", learning_rate=hp.schedule("milestones", 0.1, (200, 300)))
@@ -125,7 +127,9 @@ def test_one_hyper_for_all_along_a_tree():
 
 
 def test_one_hyper_for_all_who_train_alone():
-    """By tracking, on random links and with Adam; without it this ends 0.2 away."""
+    """Gradient tracking on random links with Adam reaches the optimum; without tracking the run ends 0.2 away
+    from it.
+    """
     made = quadratic(3, 1, common=True)
     best = alone_optimum(made)
     assert min(np.linalg.norm(best - other) for other in (common_optimum(made), personal_optimum(made))) > 0.3
@@ -147,12 +151,12 @@ def test_one_hyper_for_all_who_train_alone_needs_no_setting():
 
 @pytest.mark.parametrize("tracked", [True, False])
 def test_the_outer_level_survives_lost_messages(tracked):
-    """All that is pushed is conserved, and nothing restarts its running sums."""
+    """Every exchange conserves what is pushed, and nothing restarts its running sums."""
     tree = hp.CDBO(*CHEAP, 2, tracked=tracked).program(quadratic(3, 1).problem)
     check_repairable(tree, True)
     assert contains(tree, is_exchange)
     assert not contains(tree, lambda node: isinstance(node, Exchange) and not node.conserved)
-    # All stand in one scope, which is entered once; no other has exchanges.
+    # All exchanges are in one scope, which is entered once; no other scope has exchanges.
     assert isinstance(tree, Scope)
     assert not contains(tree.body, lambda node: isinstance(node, Scope) and contains(node, is_exchange))
 
@@ -173,7 +177,7 @@ def test_zero_outer_steps_only_train():
 
 
 class Counting(hp.hypergradients.LocalGradient):
-    """The number of times it was asked before, as far as it remembers."""
+    """Estimator whose value is the number of its earlier calls, as far as its memory lasts."""
 
     def memory(self, params, hyper):
         return jnp.zeros(())
@@ -214,7 +218,7 @@ def test_a_single_estimate_remembers_nothing():
 
 
 def test_rows_are_every_so_many_steps():
-    """As many rounds and floats had been sent by then as in a run of that many steps."""
+    """Rounds and floats in the row of a step equal those of a run of that many steps."""
     made = quadratic(3, 1)
     inner, estimator = hp.SGP(5, 0.1), hp.HGP(4, 2, 0.1)
     found = hp.solve(made, hp.PDBO(inner, estimator, sgd(0.1), 6), FULL, key=0, every=3).history

@@ -1,4 +1,6 @@
-"""Algorithms with a server or on one machine, on unlike quadratics: their equations by NumPy, and where they end."""
+"""Algorithms with a server or on one machine, on heterogeneous quadratics: their equations and fixed points
+in NumPy.
+"""
 
 import math
 from functools import partial
@@ -18,7 +20,7 @@ from hyperpush.methods.registry import registered
 pytestmark = pytest.mark.usefixtures("float64")
 
 N = 5
-NETWORK = hp.networks.DirectedRing(N)  # exact averages do not ask for links
+NETWORK = hp.networks.DirectedRing(N)  # averages are exact with a server, whatever the links
 FEW = hp.algorithms.Neumann(6, 0.3)
 ALL = hp.algorithms.Neumann(6, 0.3, random=False)
 
@@ -30,7 +32,7 @@ def made():
 
 
 def spread(values):
-    """The mean at every client."""
+    """Return the mean of the values, repeated for every client."""
     return np.broadcast_to(values.mean(0), values.shape)
 
 
@@ -112,11 +114,12 @@ def test_follows_its_equations_to_its_own_end(made, name):
         np.testing.assert_allclose(seen[:30], steps, rtol=1e-7, atol=1e-9)
     aim = registered("algorithms")[name].info.fixed_point
     end = made.ends[aim]
-    if name == "TTSA":  # its series has few terms
+    if name == "TTSA":  # TTSA truncates its series after few terms
         inverse = series(made.slopes.H.mean(0), ALL.terms, ALL.step_size)
         end = made.slopes.end(partial(made.slopes.common, inverse=inverse), True)
         assert distance(end[None], made.ends["x_G"], hypers) < 0.1
-    assert distance(found.hypers, end, hypers) < (1e-4 if name == "BSA" else 1e-6)  # which starts anew each time
+    # BSA starts its inner iteration anew in each step
+    assert distance(found.hypers, end, hypers) < (1e-4 if name == "BSA" else 1e-6)
     assert (distance(found.hypers, made.ends["x_G"], hypers) > 0.05) == (
         registered("algorithms")[name].info.fixed_point != "x_G"
     )
@@ -143,7 +146,7 @@ def test_local_steps_leave_an_error_of_their_size(made):
 
 
 def test_all_take_one_random_term_of_the_series():
-    """Terms that a server draws uniformly; peers draw the same."""
+    """The server draws one term of the series uniformly; peers draw the same term."""
     made = sampled(2, 3)
     params, hypers, first, second = made.start
     program, network = pooled_hypergradient(PROBLEM, FEW, None), hp.networks.Ring(2)
@@ -182,7 +185,7 @@ def test_falling_steps_wear_noise_away(made):
     ended = np.asarray(run(jax.random.split(jax.random.key(4), 4)))
     start = np.linalg.norm(np.asarray(made.start[1]) - end, axis=-1).max()
     assert np.sqrt(np.mean(np.sum((ended - end) ** 2, axis=-1))) < 0.025 * start
-    assert np.ptp(ended, axis=0).min() > 1e-6  # they were noisy
+    assert np.ptp(ended, axis=0).min() > 1e-6  # the runs differ by their noise
 
 
 # -------------------------------------------------------------------- refusal

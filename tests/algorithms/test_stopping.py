@@ -1,4 +1,4 @@
-"""Early stopping where hypers are 0, 1, 2, …, so that NumPy knows every client's metric at every outer step."""
+"""Early stopping on hypers 0, 1, 2, …, where NumPy knows every client's metric at every outer step."""
 
 import warnings
 
@@ -13,18 +13,18 @@ from hyperpush.engines.result import Recorder
 from hyperpush.programs import program_of
 
 RING, STEPS, PATIENCE, PUSHES = hp.networks.DirectedRing(3), 20, 3, 3
-EXAMPLES = [[2.0], [4.0, 6.0], [8.0, 9.0, 9.0, 10.0]]  # client by client
+EXAMPLES = [[2.0], [4.0, 6.0], [8.0, 9.0, 9.0, 10.0]]  # examples of each client
 HELD = [np.array(own) for own in EXAMPLES]
 UNIT = hp.optimizer("sgd", learning_rate=1.0)
 
 
 def inner(x, hyper, batch):
-    """One step solves it: x = λ."""
+    """Return an inner cost with the solution x = λ, which one step reaches."""
     return 0.5 * (x - hyper) ** 2 * jnp.ones_like(batch)
 
 
 def outer(x, hyper, batch):
-    """∂F = −1 moves λ by 1 in each outer step, with consensus or without."""
+    """Return an outer cost with ∂F = −1, which moves λ by 1 in each outer step, with and without consensus."""
     return -hyper * jnp.ones_like(batch)
 
 
@@ -52,8 +52,8 @@ def solve(stop, task=None, engine=None, **options):
 
 
 def judged(weighted):
-    """Each client's distances by outer step, and the means of them that the clients push towards each other."""
-    half = (np.eye(3) + np.roll(np.eye(3), 1, axis=0)) / 2  # everyone keeps one half and passes the other on
+    """Return each client's metric by outer step, and the averages of it that clients get after PUSHES pushes."""
+    half = (np.eye(3) + np.roll(np.eye(3), 1, axis=0)) / 2  # every client keeps one half and sends the other half
     counts = np.array([len(own) for own in EXAMPLES]) if weighted else np.ones(3)
     own = np.array([[np.mean((t - np.array(c)) ** 2) for c in EXAMPLES] for t in range(STEPS + 1)])
     pushed = np.linalg.matrix_power(half, PUSHES)
@@ -71,14 +71,14 @@ def judged(weighted):
 def test_patience_ends_and_the_best_is_returned(engine, stop, common):
     own, means = judged(stop.weighted)
     sign = -1 if stop.mode == "max" else 1
-    # So few pushes leave a different mean at every client: all take the largest.
+    # With so few pushes, averages differ between clients; all clients take the largest.
     agreed = (sign * means).max(1)
     best = int(np.argmin(sign * agreed))
     assert np.argmin(judged(not stop.weighted)[1].max(1)) != best
     assert means[best].max() > 1.05 * means[best].min()
     task = task_of(common)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # neither level fits the holdout examples
+        warnings.simplefilter("error")  # neither level trains on the holdout examples
         found = solve(stop, task, engine, metrics={"own": ("holdout", stop.metric)})
     taken, history = best + PATIENCE, found.history
     assert found.best_step == best
@@ -89,15 +89,15 @@ def test_patience_ends_and_the_best_is_returned(engine, stop, common):
     assert history.hypergradient_norm is not None
     assert history.hypergradient_norm.shape == (taken + 1, 3)
     np.testing.assert_array_equal(history.hypers[:, 0], np.arange(taken + 1))
-    # Three pushes of two numbers, two rounds of one to agree on the largest; in each outer step also two to vote, and
-    # with consensus one of three numbers.
+    # Each value of the metric takes three pushes of two numbers and two rounds of one number for the maximum. Each
+    # outer step adds two rounds for a vote and, with consensus, one of three numbers.
     rounds, floats = 5 + 7 * np.arange(taken + 1), 8 + 10 * np.arange(taken + 1)
     if common:
         rounds, floats = rounds + np.arange(taken + 1), floats + 3 * np.arange(taken + 1)
     np.testing.assert_array_equal(history.rounds, rounds)
     np.testing.assert_array_equal(history.floats, floats)
     assert (found.costs.rounds, found.costs.floats) == (rounds[-1], floats[-1])
-    # What all clients judge by.
+    # The agreed metric by which all clients decide.
     program = program_of(method_of(stop, common).bind(RING), task.problem)
     states = BilevelState(task.params, task.hypers, best_step=jnp.full(3, STEPS, jnp.int32))
     record = {LOOP: Recorder(lambda state, ctx: state.watch.mean, entry=True)}
@@ -114,7 +114,7 @@ def pull(x, hyper, batch):
 
 
 def overfitting():
-    """λ_i goes to 10, where the validation examples are; examples that nobody fits are at 3, 4 and 5."""
+    """Return a task whose λ_i approaches 10, the validation examples; the holdout examples are at 3, 4 and 5."""
     return hp.Task(
         inner=inner,
         outer=pull,
@@ -136,7 +136,7 @@ def fit(stop):
 def test_examples_that_neither_level_fits_show_overfitting():
     plain = fit(None)
     assert plain.history.cost is not None
-    assert np.all(np.diff(plain.history.cost, axis=0) < 0)  # the outer level fits on and on
+    assert np.all(np.diff(plain.history.cost, axis=0) < 0)  # the outer cost decreases throughout
     unseen = plain.history.metrics["unseen"].mean(1)
     best = int(unseen.argmin())
     assert 0 < best < STEPS - PATIENCE

@@ -1,4 +1,4 @@
-"""Hypers tied by a graph: against closed forms on quadratics, on all engines, and what is refused."""
+"""Hypers tied by a graph: closed forms on quadratics, all engines, and refused options."""
 
 import jax.numpy as jnp
 import networkx as nx
@@ -36,14 +36,16 @@ def alone(graph=LINKS, strength=0.05, steps=600):
 
 
 def tied_optimum(made, strength):
-    """F̄ + s·Σ a_uv‖λ_u − λ_v‖² is least where (1/n)Rᵀ(Rλ − r) + 2s·Lλ = 0, L the graph's Laplacian."""
+    """Return the minimizer of F̄ + s·Σ a_uv‖λ_u − λ_v‖²: (1/n)Rᵀ(Rλ − r) + 2s·Lλ = 0, where L is the graph's
+    Laplacian.
+    """
     rows, right = least_squares(made)
     ties = 2 * strength * np.kron(LAPLACIAN, np.eye(made.hypers.shape[1]))
     return np.linalg.solve(rows.T @ rows / N + ties, rows.T @ right / N).reshape(made.hypers.shape)
 
 
 def tied_optimum_alone(made, strength):
-    """The same where client i's params are A_i⁻¹(b_i − C_iᵀλ_i), and each has a cost of its own."""
+    """Return the tied optimum for separate inner problems: client i's params are A_i⁻¹(b_i − C_iᵀλ_i)."""
     first, second = data(made)
     inverse, h = np.linalg.inv(first["hessian"]), made.hypers.shape[1]
     system, right = 2 * strength * np.kron(LAPLACIAN, np.eye(h)), np.zeros((N, h))
@@ -64,7 +66,7 @@ def test_neighbors_meet_at_the_optimum_of_the_penalty():
     free = hp.solve(made, shared(0.0, steps=2), FULL, key=0)
     without = hp.solve(made, shared(0.0, steps=2).with_options(ties=None), FULL, key=0)
     np.testing.assert_array_equal(free.hypers, without.hypers)
-    # One round in each of two steps, with three hypers.
+    # Each of two steps takes one round with three hypers.
     assert free.costs.rounds == without.costs.rounds + 2
     assert free.costs.floats == without.costs.floats + 2 * 3
     assert free.costs.bytes > without.costs.bytes
@@ -72,7 +74,7 @@ def test_neighbors_meet_at_the_optimum_of_the_penalty():
 
 @pytest.mark.parametrize("loss", [0.0, 0.4])
 def test_directed_links_that_come_go_and_lose_messages_end_at_the_same_point(loss):
-    """The last value heard stands for a neighbor that is not heard: the fixed point does not depend on the links."""
+    """The last received value stands for a silent neighbor, so the fixed point does not depend on the links."""
     made, engine = quadratic(N, 2), hp.Simulate(faults=hp.Faults(loss=loss) if loss else None)
     best = tied_optimum_alone(made, 0.05)
     assert np.linalg.norm(best - tied_optimum_alone(made, 0.0)) > 0.2
@@ -111,7 +113,7 @@ def test_engines_agree(engine):
 
 
 def test_a_party_needs_its_own_links_only():
-    """The graph of u's own links moves client u as the whole graph does."""
+    """With only the links of client u, u moves as with the whole graph."""
     made = quadratic(N, 1)
     whole = hp.solve(made, alone(steps=1), FULL, key=0).hypers
     links = [link for link in LINKS if "3" in map(str, link[:2])]
@@ -145,7 +147,7 @@ def test_entries_are_tied_by_name_and_weights_of_examples_never():
 
 
 def test_a_strength_is_chosen_on_a_holdout_set():
-    """Two clients with noisy validation examples of one truth: on other examples a strong tie wins."""
+    """Two clients have noisy validation examples of the same truth; on other examples a strong tie is better."""
     draws = np.random.default_rng(0).normal(size=(2, 3))
     task = hp.Task(
         inner=lambda x, own, a: (x - a) ** 2, outer=lambda x, own, b: (own - b) ** 2, params=0.0, hypers=0.0,
@@ -161,10 +163,11 @@ def test_a_strength_is_chosen_on_a_holdout_set():
 
 
 def test_strengths_of_ties_among_inner_params_are_learned():
-    """Personal params in one stack: client i owns row i, and its hyper is the logarithm of its tie's strength.
+    """The personal params form one array: client i owns row i, and its hyper is the logarithm of its tie's strength.
 
-    Two clients with ½(x_i − a_i)² + ½·e^s_i·(x_1 − x_2)²: x_1 − x_2 = (a_1 − a_2)/(1 + 2t), t = e^s_1 + e^s_2, and
-    their mean stays. So with targets b_i of the same mean, t is right where 1 + 2t = (a_1 − a_2)/(b_1 − b_2).
+    Client i has the inner cost ½(x_i − a_i)² + ½·e^s_i·(x_1 − x_2)². Hence x_1 − x_2 = (a_1 − a_2)/(1 + 2t) with
+    t = e^s_1 + e^s_2, and the mean of x_1 and x_2 does not depend on t. If the targets b_i have the same mean, the
+    optimum satisfies 1 + 2t = (a_1 − a_2)/(b_1 − b_2).
     """
 
     def inner(x, log_strength, batch):

@@ -1,4 +1,4 @@
-"""An audit against scikit-learn on pooled tables, and what it refuses."""
+"""The audit compared with scikit-learn on pooled tables, and the inputs that it refuses."""
 
 import json
 from dataclasses import astuple
@@ -25,7 +25,9 @@ COUNTS = (45, 60, 52, 38)
 
 
 def given(kind="classes", flip=(), seed=0, counts=COUNTS):
-    """Four parties that agree on the label, but for those that flip it; one column misses values."""
+    """Return four parties with the same rule for labels, except parties that flip them; one column has
+    missing values.
+    """
     draw, found = np.random.default_rng(seed), {}
     for place, count in enumerate(counts):
         rows = draw.normal(size=(count, 3)) + 0.3 * place
@@ -37,7 +39,7 @@ def given(kind="classes", flip=(), seed=0, counts=COUNTS):
 
 
 class Oracle:
-    """The same audit by scikit-learn on pooled rows, on the same folds."""
+    """The same audit by scikit-learn on pooled rows with the same folds."""
 
     def __init__(self, tables, key=0, folds=FOLDS, l2=L2):
         self.tables, self.l2, self.folds = tables, l2, folds
@@ -45,7 +47,7 @@ class Oracle:
         self.fold = [np.asarray(each)[:count] for each, count in zip(own.fold, tables.counts, strict=True)]
 
     def losses(self, members, scaled_by):
-        """Every party's held-out losses under models of some parties' records."""
+        """Return every party's held-out losses under models trained on the members' records."""
         found = [np.zeros(count) for count in self.tables.counts]
         for fold in range(self.folds):
             train = {p: self.fold[p] != fold for p in range(len(found))}
@@ -73,7 +75,7 @@ class Oracle:
 
 
 def leavers(oracle):
-    """Gains of all cells, [leaver][party] as arrays over records."""
+    """Return losses with all parties, and losses without each of them as [leaver][party], as arrays over records."""
     everybody = range(len(NAMES))
     together = oracle.losses(everybody, everybody)
     without = [oracle.losses([p for p in everybody if p != leaver], everybody) for leaver in everybody]
@@ -153,10 +155,11 @@ def test_l2_is_chosen_by_inner_folds():
     noise = {n: (draw.normal(size=(40, 6)), draw.integers(2, size=40)) for n in "abc"}
     tuned, strong, weak = (hp.audit(hp.tables.read(noise, label="y"), folds=2, l2=rate) for rate in (None, 1.0, 1e-2))
     for mine, theirs, others in zip(tuned.join, strong.join, weak.join, strict=True):
-        for name in ("alone", "together", "not_contributing"):  # labels are noise: the largest rate is best
+        for name in ("alone", "together", "not_contributing"):  # labels are random, so the largest rate is best
             np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), atol=1e-7)
             assert abs(getattr(mine, name) - getattr(others, name)) > 1e-4
-    for mine, theirs in zip(tuned.without, weak.without, strict=True):  # what is tested on leavers keeps its rate
+    # the test of leaving parties keeps its fixed rate
+    for mine, theirs in zip(tuned.without, weak.without, strict=True):
         np.testing.assert_allclose(mine.gain, theirs.gain, atol=1e-7)
 
 
@@ -189,7 +192,9 @@ def test_after_naming_the_rest_is_audited_as_if_the_party_were_not_there():
 
 @pytest.mark.parametrize("flip", [(), (1,)])
 def test_record_effects_are_the_derivative_of_the_others_training_loss(flip):
-    """Records of a named party are scored at the model of the round that named it, which it took part in."""
+    """Records of a named party are scored at the model of the round that named it, which was trained with
+    that party.
+    """
     tables = given(flip=flip)
     found = hp.audit(tables, folds=FOLDS, l2=L2, records=True)
     owner = np.repeat(range(4), tables.counts)
@@ -225,7 +230,7 @@ def test_engines_agree(engine):
     check_agreement(given(flip=[1]), engine)
 
 
-@pytest.mark.long  # as large as a real table: stacks of matrices that XLA deals to all its threads
+@pytest.mark.long  # stacks of matrices as large as a real table's, which XLA distributes over all its threads
 def test_threads_agree_on_a_large_table():
     draw, columns = np.random.default_rng(1), 16
     weights, parties = draw.normal(size=columns), {}
@@ -236,7 +241,7 @@ def test_threads_agree_on_a_large_table():
 
 
 def check_agreement(tables, engine):
-    """Both engines name the same parties, and all numbers agree."""
+    """Check that both engines name the same parties and that all numbers agree."""
     one, other = (hp.audit(tables, folds=FOLDS, l2=L2, engine=each) for each in (hp.Simulate(), engine))
     assert [row.party for row in one.named] == [row.party for row in other.named]
     for rows in ("join", "without", "cells"):
@@ -268,12 +273,12 @@ def test_warnings_say_shares_and_constants():
     assert "Label shares differ: class 1 makes up" in said
     assert "A constant answer beats the model at a" in said
     assert "has few records" in said
-    assert found.named == ()  # of two parties nobody is named
-    assert found.status.converged  # b has one class, and a model of its own all the same
+    assert found.named == ()  # with two parties, no party is named
+    assert found.status.converged  # b has only one class, but still gets a local model
 
 
 class Seen(hp.hooks.Hook):
-    """What hooks are told."""
+    """Hook that collects its events."""
 
     def __init__(self):
         self.told, self.costs, self.ended = [], [], 0

@@ -1,4 +1,4 @@
-"""Verdicts against SciPy: corrected p-values, intervals that agree, and areas under the curve."""
+"""Verdicts compared with SciPy: corrected p-values, matching intervals, and areas under the curve."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_noise_is_claimed_rarely():
         for _ in range(200)
         for verdict in judge(sums(draw.normal(size=(20, 50))), 0.05).verdicts
     )
-    assert claims <= 20  # of 4,000
+    assert claims <= 20  # of 4,000 verdicts
 
 
 def test_visible_effects_are_seen_in_four_of_five_cases():

@@ -1,4 +1,4 @@
-"""What installed distributions add by entry points: studies and commands, and one line where one is broken."""
+"""Studies and commands of installed distributions by entry points, and the one-line error of a broken one."""
 
 import json
 import signal
@@ -53,7 +53,7 @@ NAMES = {
 
 
 def install(folder, name, groups):
-    """A distribution with these entry points."""
+    """Install a distribution with these entry points."""
     about = folder / f"{name}-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -63,7 +63,7 @@ def install(folder, name, groups):
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """Run a command where the distribution `theirs` is installed; returns exit code, stdout and stderr."""
+    """Run a command with the distribution `theirs` installed; return exit code, stdout and stderr."""
     code = tmp_path / "site"
     code.mkdir()
     (code / "their_code.py").write_text(CODE)
@@ -102,7 +102,7 @@ def test_a_command_is_mounted_and_takes_its_arguments(call):
     code, out, _ = call("--help")
     assert code == 0
     assert "Greet." in out
-    assert "Run a study or a TOML file" in out  # our own names cannot be taken
+    assert "Run a study or a TOML file" in out  # built-in names cannot be replaced
 
 
 @pytest.mark.parametrize(

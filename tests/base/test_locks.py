@@ -1,4 +1,4 @@
-"""A folder in use: refused with exit code 6, and never by a look at it."""
+"""A folder in use is refused with exit code 6, but a process that only checks the lock never causes a refusal."""
 
 import threading
 
@@ -30,7 +30,7 @@ def test_a_folder_in_use_is_refused_and_one_that_was_looked_at_is_not(tmp_path):
     looking.start()
     held.wait(10)
     threading.Timer(0.02, begins.set).start()
-    with alone(lock, "save", tmp_path):  # waits for a look to end
+    with alone(lock, "save", tmp_path):  # waits until the check is over
         assert is_held(lock)
     looking.join()
     assert not is_held(lock)

@@ -1,4 +1,4 @@
-"""No name of a class means two things."""
+"""No class name is used for two classes."""
 
 import ast
 from collections import defaultdict

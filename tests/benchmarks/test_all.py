@@ -1,4 +1,6 @@
-"""The tables of benchmarks: what cannot run says so in its row, and the page is a function of the lines."""
+"""The tables of benchmarks: methods that cannot run say so in their row, and the page depends only on the stored
+lines.
+"""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Effects of parties on the others: scores by hand, and a small table from file to rows."""
+"""Effects of parties on the others: scores computed by hand, and a small table from its file to its rows."""
 
 import effects
 import numpy as np
@@ -13,7 +13,7 @@ def test_scores_leave_out_the_party_itself():
     true = np.array([[9.0, 1.0, 1.0], [-1.0, 9.0, -1.0], [2.0, 1.0, 9.0]])
     assert judge(true * [[0, 1, 1], [1, 0, 1], [1, 1, 0]], true) == {"others": 1.0, "sites": 1.0, "signs": 1.0}
     found = judge(true * [[1], [-1], [1]], true)
-    # The others' effects are 2, −2, 3, with mean 1; the second one is off by 4.
+    # The effects on the others are 2, −2 and 3, with mean 1; the estimate of the second one is off by 4.
     assert found["others"] == pytest.approx(1 - 16 / (1 + 9 + 4))
     assert found["signs"] == pytest.approx(2 / 3)
 

@@ -1,4 +1,4 @@
-"""The table of statuses of all algorithms, against NumPy."""
+"""The table of the statuses of all algorithms, compared with NumPy."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ ALL = {
 
 
 def test_every_algorithm_has_a_row():
-    assert set(METHODS) == ALL - {"CDBOLocal"}  # it ends at x_L as the five others do
+    assert set(METHODS) == ALL - {"CDBOLocal"}  # left out, because it ends at x_L as five others do
 
 
 @pytest.mark.usefixtures("float64")
@@ -28,7 +28,7 @@ def test_the_status_tells_few_steps_from_many_and_names_the_point(name, steps):
     assert row["reason"] == ("tolerance" if many or nested else "unsolved")
     assert row["stationary"] == (row["true_gradient"] <= 0.01)
     assert row["at"] == ("" if not many or nested or "x_G" in reached else f"it is at {reached[0]}")
-    if not nested:  # theirs is that of the last step, before it moved
+    if not nested:  # single loops report the gradient before the last update
         assert row["gradient"] == pytest.approx(row["true_gradient"], rel=1e-3, abs=1e-9)
     assert not many or bool(reached) or name == "PDBO"
     assert np.isfinite(row["gradient"])

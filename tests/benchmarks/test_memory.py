@@ -1,4 +1,4 @@
-"""The benchmark of memory: what it counts, and that it runs and reports."""
+"""The memory benchmark counts the right arrays, runs and reports."""
 
 import memory
 import pytest
@@ -17,11 +17,12 @@ def test_states_are_counted():
     hgp, tracked, tree = (state_sizes(task, each, network) for each in ESTIMATORS.values())
     assert {hgp[0], tracked[0], tree[0]} == {PARAMETERS}
     assert hgp[1] == 2 * (PARAMETERS + CLASSES) + 1  # params and hypers, u and v, and ω
-    assert tracked[1] // PARAMETERS == 1 + 6  # params, and the vectors that its docstring names
+    assert tracked[1] // PARAMETERS == 1 + 6  # params, and the six vectors that its docstring lists
     # Params, the outer gradient, x; residual, direction and product of each of two right-hand sides.
     assert tree[1] // PARAMETERS == 3 + 2 * 3
 
 
+@pytest.mark.long
 def test_the_benchmark_runs_and_reports(monkeypatch):
     monkeypatch.setattr(memory, "ESTIMATORS", {"HGP": ESTIMATORS["HGP"]})
     result = memory.run(SMALL)

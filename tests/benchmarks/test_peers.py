@@ -1,4 +1,4 @@
-"""The benchmark of peers at a tiny size: it runs, and its figures follow from the seconds that it records."""
+"""The peer benchmark at a tiny size runs, and its figures follow from the recorded seconds."""
 
 import numpy as np
 import peers

@@ -1,4 +1,4 @@
-"""The benchmark of rounds: it runs, compares like with like, and reports what it says it does."""
+"""The benchmark of rounds runs, compares only equal results, and reports correct figures."""
 
 import json
 
@@ -20,7 +20,7 @@ CLIENTS, WIDTH, ROUNDS = 5, 4, 7
 
 @pytest.fixture(scope="module")
 def task():
-    """A task away from zero, where its hypergradient is not zero."""
+    """Return a task at params where the hypergradient is not zero."""
     made = logistic(CLIENTS, seed=1, examples=8, features=WIDTH - 1)
     return made.at(params=jax.random.normal(jax.random.key(2), made.params.shape))
 
@@ -58,7 +58,7 @@ def test_time_per_round_is_the_median_of_turns(monkeypatch):
     measured = order[-6:]
     assert measured == measured[:2] * 3
     assert [name for name, _ in measured[:2]] == ["fast", "slow"]
-    slow = len(order) + len(order) - 1  # one of the last turns of a second time is interrupted
+    slow = len(order) + len(order) - 1  # the clock jumps by 5 s in one of the last turns of a second timing
     assert timing.per_round(tasks, seconds=1, repeats=3) == pytest.approx([0.0001, 0.02], rel=0.02)
 
 
@@ -69,7 +69,7 @@ def test_peak_memory_is_that_of_the_task():
 
     small = with_array(1)
     assert with_array(201) - small == pytest.approx(200, rel=0.2)
-    assert with_array(1) < small + 100  # the peak before is forgotten
+    assert with_array(1) < small + 100  # an earlier peak does not count
 
 
 def test_growth_is_the_slope_between_sizes():
@@ -85,6 +85,7 @@ def test_growth_is_the_slope_between_sizes():
     assert growth_row(10, 1.0, None, None, None)["peak_megabytes"] is None
 
 
+@pytest.mark.long
 def test_the_benchmark_runs_and_reports(capsys):
     given = "--clients 3 --widths 4 --examples 5 --growth-clients 24 --seconds 0.001 --repeats 1 --json"
     main(Rounds, rounds.run, given.split())

@@ -1,4 +1,4 @@
-"""The benchmark of several processes: what it runs is what it says, on the devices of this process."""
+"""The benchmark of several processes runs the stated program on the devices of this process."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ SMALL = Scale(clients=4, batch=2, rounds=2, model="influence")
 
 def test_each_client_sends_its_model_in_each_round():
     parameters = sum(leaf.size for leaf in jax.tree.leaves(cnn.INFLUENCE.init(jax.random.key(0))))
-    with (planner := Planner(4)).active():  # which counts and does not compute
+    with (planner := Planner(4)).active():  # the planner counts messages and computes nothing
         prepare(SMALL)()
     (piece,) = planner.pieces
     assert (piece["rounds"], piece["floats"]) == (2, 2 * (parameters + 1))  # the params and a weight

@@ -1,4 +1,4 @@
-"""Cells of a benchmark that are kept in a file."""
+"""Benchmark results that are kept in a file."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Trained problems: their dense answers against NumPy, their cells and their verdicts."""
+"""Trained problems: their exact hypergradients compared with NumPy, their table cells and their verdicts."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ CLIENTS = 3
 
 
 def costs(made, hypers, x):
-    """The mean inner and the mean outer cost in NumPy, by the textbook's losses."""
+    """Return the mean inner and the mean outer cost in NumPy, with textbook losses."""
     inner, outer = (np.mean([loss(family_of(made), x, *own).mean() for own in zip(*data, strict=True)])
                     for data in (made.train, made.validation))  # fmt: skip
     return inner + np.mean(np.exp(hypers)) * (x @ x), outer

@@ -1,4 +1,4 @@
-"""The benchmark of training: that it runs, counts and reports."""
+"""The training benchmark runs, counts and reports."""
 
 import pytest
 import training
@@ -8,7 +8,7 @@ from training import Training
 pytestmark = pytest.mark.long
 
 SMALL = Training(clients=(2, 4), batch=2, model="influence", rounds=1, repeats=1)
-# 2 per weight and place: 24×24 places of 5×5×1×20, 8×8 of 5×5×20×20, a dense layer 320×10.
+# Two operations per weight and position: 24×24 positions of 5×5×1×20, 8×8 of 5×5×20×20, and a dense layer of 320×10.
 FORWARD = 2 * (24 * 24 * 25 * 20 + 8 * 8 * 25 * 20 * 20 + 320 * 10)
 
 

@@ -1,4 +1,4 @@
-"""BiG-Fed: its three forms against each other and against NumPy, its hypergradient against the implicit function."""
+"""BiG-Fed: its three forms compared with each other and NumPy, and its hypergradient with implicit differentiation."""
 
 import itertools
 from typing import Any
@@ -44,7 +44,7 @@ def cosine_of(graph, *options, **more):
 
 
 def task_of(outer, made=None, inner=(model, loss), **options):
-    """The bilinear clients; `outer_on="train"` where clients have outer costs of their own."""
+    """Return the task of clients with bilinear models; `outer_on="train"` gives clients separate outer costs."""
     data, params, kernel = setting() if made is None else made
     return hp.Task(
         inner=inner, outer=outer, params=hp.per_client(params), hypers=kernel, train=data, common=True, **options
@@ -65,7 +65,7 @@ def passing(weights, kind, loops):
 
 
 def cost(shown, weights, counts, matrix, present):
-    """The cosine cost, pair by pair."""
+    """Compute the cosine cost pair by pair."""
     H, total = matrix @ shown, 0.0
     for u in range(len(H)):
         for v in range(len(H)):
@@ -85,14 +85,17 @@ def gradient(f, at, h=1e-6):
 
 
 def drawn(cosine, weights, present, round):
-    """How often everybody drew everybody: floor(r_u + U)."""
+    """Return how often each client drew each other client as a negative sample: floor(r_u + U)."""
     far = (weights == 0) & ~np.eye(len(weights), dtype=bool) & present[:, None] & present
     rates = cosine.negatives * weights.sum(1) / np.maximum(far.sum(1), 1)
     return far * np.floor(rates[:, None] + np.asarray(cosine.uniform(round)))
 
 
 def one_round(cosine, theta, phi, data, weights, present, round, alpha, beta, damping):
-    """Algorithm 1 with blocks mean(x²)∇s∇sᵀ + εI, inverted by Sherman and Morrison; J by differences."""
+    """Run one round of Algorithm 1 in NumPy.
+
+    The blocks mean(x²)∇s∇sᵀ + εI are inverted by the Sherman–Morrison formula; J comes from finite differences.
+    """
     x, y = data[0][..., 0], data[1]
     after = theta.copy()
     q, J = np.zeros((N, 2 * W)), np.zeros((N, W * W, 2 * W))
@@ -132,7 +135,7 @@ def one_round(cosine, theta, phi, data, weights, present, round, alpha, beta, da
     ids=["mean", "symmetric"],
 )
 def test_all_forms_follow_algorithm_1(passed, loops, forms):
-    """A graph that changes: everybody, then somebody absent, then another graph."""
+    """The graph changes twice: all clients, then one client absent, then another set of links."""
     other = nx.to_numpy_array(nx.cycle_graph(N))
     present = np.ones((3, N), bool)
     present[1, 2] = False
@@ -152,17 +155,20 @@ def test_all_forms_follow_algorithm_1(passed, loops, forms):
         np.testing.assert_allclose(found[form].hypers, np.broadcast_to(expected[1], (N, W, W)), atol=1e-6)
     if len(forms) == 1:
         return
-    # Without differences in between they agree much better.
+    # These two forms use no finite differences, so they agree much better.
     np.testing.assert_allclose(found["peers"].hypers, found["products"].hypers, atol=1e-11)
     d, h = 2 * W, W * W
-    # The hypers once to agree on a start; the round, what is shown, and a part of dF/dφ.
+    # The hypers are sent once to agree on a start. Then each round sends the params, the representations and a part of
+    # dF/dφ.
     assert found["products"].costs.floats == h + 4 * (1 + d + h)
     assert found["peers"].costs.floats == 4 * (d + (d + 1) + d + (h + 1))
 
 
 @pytest.mark.parametrize(("passed", "loops"), [("mean", False), ("symmetric", True)])
 def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
-    """Pair by pair with r_u in place of floor(r_u + U); links of all weights, somebody absent."""
+    """The expected cost uses r_u in place of floor(r_u + U), pair by pair, with weighted links and an absent
+    client.
+    """
     generator = np.random.default_rng(5)
     weights = np.triu(CLIQUES * generator.uniform(0.5, 2, (N, N)), 1)
     weights += weights.T
@@ -182,9 +188,10 @@ def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
 
 @pytest.mark.parametrize("graph", some({"club": nx.karate_club_graph(), "star": nx.star_graph(4)}, ["star"]))
 def test_numbers_of_negatives(graph):
-    """Where all show the same every negative costs 1 and links nothing, so that n·F counts them: 5 per link on average.
+    """If all representations are equal, every negative costs 1 and a link 0; so n·F counts negatives, 5 per link on
+    average.
 
-    The middle of a star has no strangers: only the links of the leaves are counted.
+    The center of a star has no strangers, so only the links of the leaves are counted.
     """
     weights = (nx.to_numpy_array(graph) > 0).astype(float)
     n, rounds = len(weights), 400
@@ -205,7 +212,7 @@ def test_numbers_of_negatives(graph):
 
 
 def test_every_form_declares_what_it_sends():
-    """A server where there is one in the program; no message holds p×p numbers."""
+    """The declaration names a server if the program has one, and no message holds p×p numbers."""
     _, params, kernel = setting()
     data = hp.extend.Data.pair(jax.tree.map(lambda part: part[0], setting()[0]), None)
     problem = task_of(cosine_of(CLIQUES)).problem
@@ -224,12 +231,14 @@ def test_every_form_declares_what_it_sends():
 
 
 def test_parts_add_up_to_the_derivative_of_the_damped_problem():
-    """d/dφ F(φ, θ*(φ)), θ_i* = argmin g_i + ½ε‖θ − θ_i^k‖², at stationary θ^k: by products and by Newton."""
+    """Compare d/dφ F(φ, θ*(φ)), θ_i* = argmin g_i + ½ε‖θ − θ_i^k‖², at stationary θ^k, by products and by Newton's
+    method.
+    """
     data, params, kernel = setting(1)
     damping, cosine = 0.3, cosine_of(CLIQUES, 2.0)
     problem = task_of(cosine).problem
     x, y = jnp.asarray(data[0][..., 0]), jnp.asarray(data[1])
-    # Stationary: scale every θ_i so that its slope is the least-squares fit.
+    # Make θ stationary: scale every θ_i so that its slope is the least-squares fit.
     best = jnp.mean(x * y, axis=1) / jnp.mean(x**2, axis=1)
     slopes = jax.vmap(coefficients, (0, None))(jnp.asarray(params), jnp.asarray(kernel))
     at = jnp.asarray(params).at[..., 1].multiply(best[:, None] / slopes)
@@ -254,7 +263,7 @@ def test_parts_add_up_to_the_derivative_of_the_damped_problem():
 
     truth = jax.jit(jax.grad(total))(jnp.asarray(kernel))
     assert float(jnp.linalg.norm(truth)) > 0.1
-    for algorithm in (  # with an inner step that moves nothing, as θ is stationary
+    for algorithm in (  # the inner step changes nothing, because θ is stationary
         BiGFed(1, 1.0, 1e-3, "products", "hessian", damping),
         BiGFed(1, 1.0, 1e-3, "products", "gauss-newton", damping),
     ):
@@ -263,7 +272,9 @@ def test_parts_add_up_to_the_derivative_of_the_damped_problem():
 
 
 def test_only_gauss_newton_has_no_negative_eigenvalue():
-    """Away from the fit the Hessian of a product of layers is indefinite; at it, of rank 1, and both are the same."""
+    """The Hessian of a product of layers is indefinite away from the fit; at the fit it equals Gauss–Newton's rank-1
+    matrix.
+    """
     data, params, kernel = setting(2)
     batch, kernel = tuple(jnp.asarray(part[0]) for part in data), jnp.asarray(kernel)
     best = np.mean(data[0][0, :, 0] * data[1][0]) / np.mean(data[0][0] ** 2)
@@ -292,7 +303,9 @@ def test_only_gauss_newton_has_no_negative_eigenvalue():
 
 
 def test_without_a_graph_it_ends_where_own_hypergradients_are_zero():
-    """x_L by NumPy, with a server and with peers at falling steps; several inner steps, blocks after them."""
+    """The fixed point x_L from NumPy, with a server and with peers at falling steps; with several inner steps, blocks
+    follow them.
+    """
     task = quadratic(4, 2, common=True)
     end = outer_fixed_points(task.train, task.validation)["x_L"]
     exact = BiGFed(300, 0.3, 0.2, curvature="hessian", damping=0.0, inner_steps=2, blocks_at="after")
@@ -305,7 +318,7 @@ def test_without_a_graph_it_ends_where_own_hypergradients_are_zero():
 
 @pytest.mark.parametrize("form", FORM)
 def test_personal_hypers_stay_beside_the_common_ones(form):
-    """One common number and two personal ones: the least squares of all clients, with blocks of their own."""
+    """One common number and two personal ones solve the least-squares problem of all clients with separate blocks."""
     made = quadratic(4, 2, common=True)
     first, second = jax.tree.map(np.asarray, (made.train, made.validation))
     rows, right = np.zeros((4, 7, 1 + 2 * 4)), np.zeros((4, 7))
@@ -329,9 +342,9 @@ def test_personal_hypers_stay_beside_the_common_ones(form):
     np.testing.assert_allclose(found.hypers["all"], np.full((4, 1), best[0]), atol=1e-7)
     np.testing.assert_allclose(found.hypers["own"], best[1:].reshape(4, 2), atol=1e-7)
     assert np.ptp(best[1:].reshape(4, 2), axis=0).min() > 0.1
-    assert set(found.hyper) == {"all"}  # what is everybody's own has no mean
+    assert set(found.hyper) == {"all"}  # personal hypers have no common value
     np.testing.assert_allclose(found.hyper["all"], best[:1], atol=1e-7)
-    # Only the common number is sent: once to agree, then in every step, by peers with its mass.
+    # Only the common number is sent: once for a common start, then in every step. Peers send it with its mass.
     assert found.costs.floats == (1 + 400 if form == "products" else 800)
     with pytest.raises(hp.InvalidInput, match=r"BiGFed\.personal: got 'mine'"):
         hp.solve(task, method.with_options(personal=("mine",)), hp.networks.FullyConnected(4), key=0)
@@ -339,7 +352,7 @@ def test_personal_hypers_stay_beside_the_common_ones(form):
 
 @pytest.mark.parametrize("form", FORM)
 def test_own_costs_are_added_to_the_graphs(form):
-    """One step along the sum of both: with either alone, the same θ, so that changes of φ add up."""
+    """One step changes φ by the sum of both gradients; each alone gives the same θ, so the changes of φ add up."""
     kernel, algorithm = setting()[2], BiGFed(1, 0.1, 0.02, form)
     graph, both = (cosine_of(CLIQUES, 1.0, own=own) for own in (None, mean_square))
     found = [
@@ -349,14 +362,14 @@ def test_own_costs_are_added_to_the_graphs(form):
     changes = [np.asarray(each.hypers)[0] - kernel for each in found]
     assert np.abs(changes[2]).max() > 1e-3
     np.testing.assert_allclose(changes[0], changes[1] + changes[2], atol=1e-12)
-    # The graph's cost looks at no examples; own costs do, once.
+    # The graph's cost uses no examples; each client's own cost uses the validation examples once.
     assert [each.costs.accesses.get("validation", 0) for each in found] == [1, 0, 1]
     assert [each.costs.gradients for each in found] == [2, 1, 2]
     assert [each.history.recorded_cost is None for each in found] == [True, True, False]
 
 
 def test_an_outer_penalty_is_everybodys_own():
-    """∂_φ of the mean of ½c‖φ‖² is cφ, beside the graph's cost."""
+    """The mean of ½c‖φ‖² over clients has the gradient cφ, which is added to the gradient of the graph's cost."""
     kernel, algorithm, graph = setting()[2], BiGFed(1, 0.1, 0.02), cosine_of(CLIQUES, 1.0)
     plain, more = (
         hp.solve(task_of(graph, outer_penalty=penalty), algorithm, EVERYBODY, key=0).hypers[0]
@@ -366,7 +379,7 @@ def test_an_outer_penalty_is_everybodys_own():
 
 
 def test_params_are_trained_on_a_task_with_a_joint_cost():
-    """The inner level does not look at the outer cost; one that is nobody's own is not measured."""
+    """Training does not use the outer cost; metrics leave out an outer cost that belongs to no single client."""
     trained = hp.train(task_of(cosine_of(CLIQUES)), hp.LocalSGD(3, 0.1), EVERYBODY, key=0, every=1)
     alone = hp.train(task_of(mean_square, outer_on="train"), hp.LocalSGD(3, 0.1), EVERYBODY, key=0, every=1)
     np.testing.assert_array_equal(trained.params, alone.params)
@@ -380,9 +393,9 @@ def test_params_are_trained_on_a_task_with_a_joint_cost():
 
 @pytest.mark.parametrize("engine", [hp.Simulate(), hp.Shard(), hp.Threads()])
 def test_stacked_messages_are_told_apart(engine):
-    """Every receiver weighs senders by their number; those it does not hear are rows of zeros."""
+    """Receivers weigh messages by the sender's index; messages that do not arrive are rows of zeros."""
     links = np.random.default_rng(0).random((N, N)) < 0.5
-    links |= np.roll(np.eye(N, dtype=bool), 1, axis=1)  # a ring, so that all are joined
+    links |= np.roll(np.eye(N, dtype=bool), 1, axis=1)  # a ring connects all clients
     np.fill_diagonal(links, False)
     sent = np.arange(2.0 * N).reshape(N, 2) + 1
 
@@ -406,7 +419,7 @@ def test_peers_say_the_same_by_bytes_and_survive_loss():
     algorithm, cosine = BiGFed(5, 0.05, 0.03, "peers", pushes=2), cosine_of(CLIQUES, 2.0)
     simulated = run(cosine, algorithm, network)
     np.testing.assert_allclose(run(cosine, algorithm, network, engine=hp.Threads()).hypers, simulated.hypers, atol=1e-9)
-    assert np.ptp(simulated.hypers, axis=0).max() > 1e-6  # on such links peers agree only in the long run
+    assert np.ptp(simulated.hypers, axis=0).max() > 1e-6  # on such links peers agree only asymptotically
     falling = BiGFed(200, hp.schedule("power", 0.05, 1), 0.03, "peers")
     lossy = run(cosine, falling, network, engine=hp.Simulate(faults=hp.Faults(loss=0.2)))
     assert np.ptp(lossy.hypers, axis=0).max() < 0.05
@@ -421,10 +434,10 @@ class Shown(eqx.Module):
 
 
 def test_some_strangers_stand_for_all():
-    """Two neighbors who hear two of four strangers at a time step, on average, along what a server computes."""
+    """Two neighbors that hear two of four strangers at a time move, on average, as with a server that hears all."""
     weights = np.zeros((N, N))
     weights[0, 1] = weights[1, 0] = 1
-    cosine = cosine_of(weights, 4.0, self_loops=True)  # r = 1: every stranger is drawn once
+    cosine = cosine_of(weights, 4.0, self_loops=True)  # r = 1, so every stranger is drawn once
     shown, found = jnp.asarray(np.random.default_rng(3).normal(size=(N, 4))), []
     program = Sequence(*message_passing(cosine))
     for absent in itertools.combinations(range(2, N), 2):
@@ -441,7 +454,7 @@ def test_some_strangers_stand_for_all():
 
 
 class Unknown(JointCost):
-    """One that BiG-Fed does not know."""
+    """An object of a class that BiG-Fed does not know."""
 
 
 def solved(outer, **options):
@@ -505,10 +518,10 @@ def test_methods_that_cannot_differentiate_a_joint_cost_refuse_it(call):
 
 @pytest.mark.parametrize("form", FORM)
 def test_privately_every_access_is_a_release_and_without_noise_nothing_else_changes(form):
-    """Two iterations: two inner gradients, and of three solver steps five products each."""
+    """Two iterations release two inner gradients and, for each of three solver steps, five products."""
     task = task_of(cosine_of(CLIQUES))
     method = BiGFed(2, 0.1, 0.1, form, inner_steps=2, blocks_at="after", solver_steps=3)
-    bounds: Any = {"clip": 1e4, "curvature": 1e4, "coupling": 1e4}  # which clip nothing
+    bounds: Any = {"clip": 1e4, "curvature": 1e4, "coupling": 1e4}  # bounds that clip nothing
     private = task.private(noise=hp.privacy.Gaussian(1e-12), **bounds)
     assert hp.budget(private, method, EVERYBODY).releases == {"train": 2 * (2 + 5)}
     quiet, plain = (hp.solve(each, method, EVERYBODY, key=0) for each in (private, task))

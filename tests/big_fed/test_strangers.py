@@ -1,4 +1,4 @@
-"""Who can hear a negative sample: by running the exchanges and looking whom negatives move."""
+"""Which clients can receive a negative sample, checked by running the exchanges and observing whom negatives move."""
 
 import warnings
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 N = 7
 PATH = nx.to_numpy_array(nx.path_graph(N))
 LINKS = PATH.copy()
-LINKS[1, 4] = LINKS[4, 0] = LINKS[6, 2] = 1  # 4 hears 1, 0 hears 4, 2 hears 6: not the other way round
+LINKS[1, 4] = LINKS[4, 0] = LINKS[6, 2] = 1  # 4 hears 1, 0 hears 4, and 2 hears 6, but not the reverse
 
 
 class Shown(eqx.Module):
@@ -30,10 +30,10 @@ class Shown(eqx.Module):
 
 
 def moved(network, graph, loops):
-    """Clients whose slope changes when negatives count, by simulation; everybody shows positive numbers."""
+    """Return the clients whose slope changes with negatives, by simulation; all representations are positive."""
     states = Shown(jnp.asarray(np.random.default_rng(0).uniform(1, 2, (N, 3))), jnp.zeros(N))
     slopes = []
-    for negatives in (20.0, 0.0):  # 20: everybody draws every stranger
+    for negatives in (20.0, 0.0):  # with 20 every client draws every stranger
         program = Sequence(
             *message_passing(hp.big_fed.Cosine(graph, negatives, self_loops=loops, represent=represent))[:2]
         )
@@ -43,7 +43,7 @@ def moved(network, graph, loops):
 
 @pytest.mark.parametrize("loops", [False, True])
 def test_those_without_negatives_are_those_that_negatives_do_not_move(loops):
-    """Client 6 has no neighbor that it hears: it shows nothing unless it is its own neighbor."""
+    """Client 6 hears no neighbor, so it has no representation unless it counts as its own neighbor."""
     links = LINKS > 0
     links[5, 6], links[3, 6] = False, True
     graph, network = hp.networks.Graph(PATH), hp.networks.Trace(N, links[None])
@@ -70,7 +70,9 @@ def checked(network, graph=None, **options):
 
 
 def test_a_network_without_negatives_is_refused_before_anything_runs():
-    """The graph itself; and strangers who speak at even steps only, when pairs are compared at odd ones."""
+    """Refuse the graph itself as network, and one whose strangers are linked at even steps only when pairs meet at odd
+    ones.
+    """
     alike = hp.networks.FromGraph(nx.path_graph(N))
     turns = hp.networks.Trace(N, np.stack([~np.eye(N, dtype=bool), PATH > 0]))
     for network in (alike, turns):
@@ -82,7 +84,8 @@ def test_a_network_without_negatives_is_refused_before_anything_runs():
         with pytest.raises(AssertionError, match="it has run"):
             checked(network, negatives=0.0)
     with pytest.raises(AssertionError, match="it has run"):
-        checked(turns, pushes=2)  # five exchanges in a round instead of four: every other comparison is at an even step
+        # with five exchanges in a round instead of four, every other comparison is at an even step
+        checked(turns, pushes=2)
     with pytest.raises(hp.InvalidInput, match=f"graph: got '3 clients'; allowed: {N}"):
         checked(alike, hp.networks.Graph(np.ones((3, 3)) - np.eye(3)))
 
@@ -98,7 +101,7 @@ def test_clients_without_negatives_are_named():
 
 
 def test_nobody_is_named_where_there_is_nothing_to_hear():
-    """Everybody is a neighbor of all; or somebody has no links, so that there is nothing that it shows."""
+    """No client is named if all are neighbors, or if a client without links has no representation to send."""
     alone = PATH.copy()
     alone[-1] = alone[:, -1] = 0
     rest = hp.networks.Trace(N, np.array([[[u, v] != [0, 6] and u != v for v in range(N)] for u in range(N)])[None])

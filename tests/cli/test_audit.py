@@ -1,4 +1,4 @@
-"""`hyperpush audit`: from files to tables, JSON and a page; one line for what cannot be done."""
+"""`hyperpush audit` turns files into tables, JSON and a page, and reports each problem in one line."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and how it ends."""
+"""The command line: its output on stdout and stderr, and its exit codes."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from hyperpush.spec.config import load_config
 
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
-    """Run a command where `tiny` is the only experiment; returns exit code, stdout and stderr."""
-    load_index()  # kept for all tests: it must not be made while `tiny` is the only one
+    """Run a command with `tiny` as the only experiment; return its exit code, stdout and stderr."""
+    load_index()  # build the index for all tests before `tiny` hides the real experiments
     monkeypatch.setattr(studies, "experiments", lambda: {"tiny": TINY})
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
@@ -148,7 +148,7 @@ def test_help_list_show_and_completion_load_no_jax(tmp_path):
         return done.stdout.splitlines()
 
     assert run("--help")[-1] == "[]"
-    assert "jax" in run("list")[-1]  # the first one makes the index
+    assert "jax" in run("list")[-1]  # the first call builds the index
     assert run("list")[-1] == run("list", "--methods")[-1] == run("show", "HGP")[-1] == "[]"
     completing = {"_HYPERPUSH_COMPLETE": "complete_bash", "COMP_WORDS": "hyperpush show TrackedH", "COMP_CWORD": "2"}
     assert run(**completing) == ["TrackedHGP", "[]"]
@@ -217,7 +217,7 @@ name = "TreeNewton"
 
 @pytest.mark.parametrize(("text", "ends"), [(SPEC, 3), (SPEC + TRAIN, 0)], ids=["untrained", "trained"])
 def test_strict_ends_with_code_3_where_a_result_did_not_converge(text, ends, monkeypatch, tmp_path, capsys):
-    """A method of fixed length is not marked, but an estimate at params that solve nothing is."""
+    """A method of fixed length is not marked, but an estimate at params far from the inner solution is marked."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "my.toml").write_text(text)
 
@@ -233,7 +233,7 @@ def test_strict_ends_with_code_3_where_a_result_did_not_converge(text, ends, mon
 
 
 def test_strict_stationary_asks_for_both():
-    """A result may be right and not stationary; `--strict` alone accepts it."""
+    """A result may have converged without being stationary; `--strict` alone accepts it."""
     moving, arrived, wrong = (
         {"status": asdict(hp.Status(converged, reason, gradient=gradient, stationary=gradient <= 0.01))}
         for converged, reason, gradient in [

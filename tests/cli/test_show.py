@@ -1,4 +1,4 @@
-"""`hyperpush show` prints the options of anything that has a name, as TOML that can be read back."""
+"""`hyperpush show` prints the options of every named object as TOML that can be read back."""
 
 import dataclasses
 import tomllib

@@ -1,4 +1,4 @@
-"""Mini-batches are uniform sets of distinct examples, and drawing them does not touch all rows."""
+"""Mini-batches are uniform sets of distinct examples, and drawing one does not read all rows."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def test_every_set_of_examples_is_equally_likely(count, size, padding):
     seen = [tuple(row) for row in np.sort(np.asarray(drawn), axis=1).tolist()]
     share = 1 / len(every)
     found = np.array([seen.count(each) for each in every])
-    assert found.sum() == times  # only sets of distinct examples
+    assert found.sum() == times  # all draws are sets of distinct examples
     assert np.all(np.abs(found / times - share) < 5 * np.sqrt(share * (1 - share) / times))
 
 

@@ -1,4 +1,4 @@
-"""Parties as processes of the command, with mutual TLS on loopback, and strangers who flood them."""
+"""Parties as processes of the command with mutual TLS on loopback, and strangers who flood them."""
 
 import json
 import resource
@@ -19,7 +19,7 @@ PROGRAM = str(Path(sys.executable).with_name("hyperpush"))
 
 
 class Parties:
-    """Processes of a run; its files are in `base`."""
+    """The processes of a run, with its files in `base`."""
 
     def __init__(self, base, names, spec, addresses=None, **deploy):
         self.base, self.names, self.running = base, names, {}
@@ -35,7 +35,7 @@ class Parties:
         self.file.write_text(tomli_w.dumps(self.table))
 
     def start(self, name, files=0, file=None):
-        """Start a party, with so many open files at most; 0: as many as here."""
+        """Start a party with at most `files` open files; 0 keeps the limit of this process."""
 
         def limit():
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -52,7 +52,7 @@ class Parties:
             return {}
 
     def wait_for(self, name, round, seconds=240):
-        """Wait until a party is at a round."""
+        """Wait until a party has reached a round."""
         until = time.monotonic() + seconds
         while self.status(name).get("round", 0) < round:
             assert time.monotonic() < until
@@ -60,7 +60,7 @@ class Parties:
             time.sleep(0.02)
 
     def end(self, seconds=400):
-        """Exit codes and last words of all."""
+        """Return the exit codes and stderr texts of all parties once they have ended."""
         said = {name: process.communicate(timeout=seconds)[1] for name, process in self.running.items()}
         return {name: process.returncode for name, process in self.running.items()}, said
 
@@ -71,7 +71,7 @@ class Parties:
 
 
 class Flood:
-    """Opens plain connections to a port, a bounded number of them, and says nothing on them; use it as a context."""
+    """Context that opens a bounded number of plain connections to a port and sends nothing on them."""
 
     def __init__(self, port, count, rate=1000.0):
         self.port, self.count, self.rate, self.made, self.open = port, count, rate, 0, []

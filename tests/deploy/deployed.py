@@ -8,6 +8,6 @@ from hyperpush.deploy.options import Deployment, read
 
 
 def deployed(path: Path, spec, count=None, **deploy) -> Deployment:
-    """What a file with this spec and `[deploy]` describes, once it is written."""
+    """Write a file with this spec and `[deploy]`, and return the deployment that it describes."""
     path.write_text(tomli_w.dumps({**spec, "deploy": deploy}))
     return read(path, count=count)

@@ -1,4 +1,4 @@
-"""scikit-learn's digits on clients that see few classes: one shared softmax regression, a bias of everyone's own."""
+"""scikit-learn's digits on clients with few classes each: a shared softmax regression with personal biases."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +28,7 @@ def keep_small(params, hyper):
 
 
 def parts(clients, seed):
-    """Every client's own examples: classes in proportions of its own."""
+    """Return every client's own examples, with different class proportions."""
     images, labels = load_digits(return_X_y=True)
     images, labels = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
     random = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ def digits(clients, seed):
 
 
 def accuracy(params, hypers, clients, seed, of=slice(None)):
-    """Of every client's own model on test examples of its own, in percent, mean over these clients."""
+    """Return the accuracy in percent of each of these clients' models on its own test examples, averaged over them."""
     images, labels = (
         each[of if isinstance(of, slice) else list(of), TRAIN + VALIDATION :] for each in parts(clients, seed)
     )

@@ -1,4 +1,4 @@
-"""One member of four that lies in all its messages, in nine ways; what the honest ones end with.
+"""One of four members lies in all its messages, in nine ways; the results of the honest members are tabulated.
 
 `python -m deploy.liars`, from the folder of the tests, prints the table of the guide on faults.
 """
@@ -32,7 +32,7 @@ def method(mode):
 
 
 class Lies:
-    """Takes the place of `wire.encode`: messages of the liar say something else."""
+    """Replacement of `wire.encode` that falsifies the liar's messages."""
 
     def __init__(self, kind):
         self.kind, self.random, self.first, self.told = kind, np.random.default_rng(SEED), {}, 0
@@ -43,7 +43,7 @@ class Lies:
         self.told += 1
         if self.kind == "weight" and header.kind == wire.Kind.MESSAGE:
             return encode(replace(header, weight=header.weight * 10), tree)
-        if header.kind != wire.Kind.MESSAGE:  # a total, whose last number is its mass
+        if header.kind != wire.Kind.MESSAGE:  # an accumulated total, whose last number is its mass
             return encode(header, self.total(np.array(tree), header))
         leaves, structure = jax.tree.flatten(tree)
         changed = [self.vector(np.array(leaf), (header.node, place)) for place, leaf in enumerate(leaves)]
@@ -81,7 +81,7 @@ def spoiled(leaf, value):
 
 
 def run(mode, kind, folder=None):
-    """For every party (exit code, message) or its solution; and how many lies were told."""
+    """Return each party's exit code and message, or its solution, and the number of lies sent."""
     ports = free_ports(len(NAMES))
     addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NAMES, ports, strict=True)}
     task, network = digits(len(NAMES), SEED).replace(names=NAMES), hp.networks.FullyConnected(len(NAMES))
@@ -104,7 +104,7 @@ def run(mode, kind, folder=None):
 
 
 def reached(found, clients):
-    """Accuracy of the models of some parties, in percent."""
+    """Return the mean accuracy in percent of some parties' models."""
     params = {key: np.stack([np.asarray(found[client].params[key]) for client in clients]) for key in ("w", "b")}
     hypers = np.stack([np.asarray(found[client].hypers) for client in clients])
     return accuracy(params, hypers, len(NAMES), SEED, clients)
@@ -114,7 +114,9 @@ HONEST = tuple(client for client in range(len(NAMES)) if client != LIAR)
 
 
 def outcome(found):
-    """Whether the honest parties named the liar, and how: (detected, exit codes, accuracy of those with a model)."""
+    """Return (detected, exit codes, accuracy of honest parties with a model); detected means that they named
+    the liar.
+    """
     honest = [found[client] for client in HONEST]
     codes = [each[0] if isinstance(each, tuple) else 0 for each in honest]
     said = [each[1] if isinstance(each, tuple) else str(each.status) for each in honest]

@@ -1,4 +1,4 @@
-"""Tasks that specs of tests name as module:function."""
+"""Tasks that specs in tests name as module:function."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ CLASSES, INPUTS = 3, 4
 
 
 def examples(clients, seed, size):
-    """Inputs, and labels by a linear rule; each client sees one label more often than others do."""
+    """Return inputs, and labels by a linear rule; each client has one label more often than others do."""
     generator = np.random.default_rng(seed)
     rule = generator.normal(size=(INPUTS, CLASSES))
     inputs = generator.normal(size=(clients, size, INPUTS)).astype(np.float32)
@@ -21,13 +21,15 @@ def examples(clients, seed, size):
 
 
 def personal(clients, seed):
-    """The recipe PL: everybody shares a classifier and scales its logits by weights of its own."""
+    """Return a task with the recipe PL: all clients share a classifier, and each scales its logits by personal
+    weights.
+    """
     train, validation = (examples(clients, seed + number, 12) for number in range(2))
     return PL().task(Layered(INPUTS, CLASSES), train=train, validation=validation, key=seed, l2=0.01)
 
 
 def weighted_labels(clients, seed, names=None):
-    """Weights of labels by hand, on clients that own different numbers of examples."""
+    """Return a task with personal weights of labels, on clients that own different numbers of examples."""
 
     def losses(params, hyper, batch):
         inputs, labels = batch
@@ -54,12 +56,12 @@ def weighted_labels(clients, seed, names=None):
 
 
 def own(name):
-    """The examples of a party, by its name."""
+    """Return the examples of the named party."""
     size = {"alice": 5, "bob": 7}[name]
     inputs, labels = examples(1, size, size)
     return {"train": (inputs[0], labels[0]), "validation": (inputs[0][:3], labels[0][:3])}
 
 
 def spoiled(name):
-    """Examples that do not fit."""
+    """Return examples whose labels are strings, which the task refuses."""
     return {"train": (np.ones((2, INPUTS)), np.array(["a", "b"]))}

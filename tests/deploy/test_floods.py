@@ -1,4 +1,4 @@
-"""Strangers without a certificate open thousands of connections: no run ends, and parties with an address come back."""
+"""Strangers without a certificate open thousands of connections: no run ends, and a killed party can reconnect."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,9 @@ def test_two_thousand_connections_end_nobody_though_files_are_few(tmp_path):
 
 @pytest.mark.faults
 def test_a_party_with_an_address_comes_back_past_the_queue_of_strangers(tmp_path):
-    """Behind 2,400 handshakes that fail after 0.1 s each it would be back after all others had given up."""
+    """Behind 2,400 handshakes that fail after 0.1 s each, the party would return only after the others had
+    given up.
+    """
     parties = Parties(tmp_path, NAMES, training(2000), patience=60.0)
     try:
         for name in NAMES:
@@ -69,11 +71,12 @@ def test_a_party_with_an_address_comes_back_past_the_queue_of_strangers(tmp_path
     assert "carol: continues from step" in said["carol"]
     assert "alice: lost: carol" in said["alice"]
     assert "alice: found: carol" in said["alice"]
-    for name in NAMES[:2]:  # one outage each, which ended
+    for name in NAMES[:2]:  # each sees one outage, which has ended
         link = parties.status(name)["links"]["carol"]
         assert link["outages"] == 1
         assert link["away"] > 0
-        print(f"{name}: carol was away for {link['away']} s")  # with -s: the table of docs/results/peers.md
+        # run pytest with -s to print the row for docs/results/peers.md
+        print(f"{name}: carol was away for {link['away']} s")
     compare(parties)
 
 

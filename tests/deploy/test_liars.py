@@ -1,4 +1,4 @@
-"""One liar of four: false content is refused and the liar named, in both modes; other lies are in the guide."""
+"""One of four members lies: both modes refuse invalid content and name the liar; the guide covers other lies."""
 
 import pytest
 from deploy.liars import NAMES, outcome, run
@@ -21,4 +21,4 @@ def test_content_that_cannot_be_true_is_refused_and_its_sender_named(mode, kind)
     assert codes == [0, 0, 0]
     assert [each.status.converged for each in found[:3]] == [False] * 3
     assert percent is not None
-    assert percent > 80  # of the other three's data
+    assert percent > 80  # of a model trained on the other three parties' data

@@ -1,4 +1,4 @@
-"""`hyperpush peer` and `hyperpush swarm`: whole runs, and what is refused before they start."""
+"""`hyperpush peer` and `hyperpush swarm`: complete runs, and errors before a run starts."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ from hyperpush.spec import objects
 
 
 def solving(estimator="HGP", steps=2):
-    """A spec of 12 inner steps, 4 steps of the estimator and two outer steps."""
+    """Return a spec of 12 inner steps, 4 steps of the estimator and two outer steps."""
     return {
         "task": {"name": "logistic", "seed": 0, "log_rates": True},
         "network": {"name": "random-directed"},
@@ -72,6 +72,7 @@ def compare(config, base, found):
     assert truth.task.clients == len(names)
 
 
+@pytest.mark.long
 def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_path):
     config = deployed(tmp_path / "run.toml", solving(), 3)
     shown = []
@@ -122,7 +123,8 @@ def test_killed_when_its_result_was_written_it_ends_with_that(tmp_path):
         run_peer(config, "alice", tmp_path)
     file = tmp_path / "alice" / "checkpoint.safetensors"
     Checkpoint(file, bytes(32)).save({})
-    with pytest.raises(InvalidInput, match="checkpoint: got 'one of configuration 0000"):  # of another run
+    # a checkpoint of another run
+    with pytest.raises(InvalidInput, match="checkpoint: got 'one of configuration 0000"):
         run_peer(config, "alice", tmp_path)
     Checkpoint(file, digest(config)).save({})
     assert run_peer(config, "alice", tmp_path) == {"name": "alice"}
@@ -272,7 +274,7 @@ def test_bad_swarms_are_one_line_and_leave_nothing(tmp_path, capsys):
     ("codes", "code"),
     [
         ([0, 0], 0),
-        ([4, 3, 4], 3),  # one diverges, so the others miss it
+        ([4, 3, 4], 3),  # one party diverges, so the others lose it
         ([4, 5, 4], 5),
         ([4, 4, 0], 4),
         ([2, 4, 5], 2),
@@ -292,7 +294,7 @@ def test_a_party_whose_params_grow_ends_as_one_that_diverged(monkeypatch):
 
 
 class Started(Exception):
-    """Where a party would begin."""
+    """Raised at the point where a party would start."""
 
 
 def test_every_party_is_rehearsed_once(tmp_path, monkeypatch):
@@ -345,7 +347,7 @@ def test_the_digest_is_of_what_has_to_agree_and_of_nothing_else(tmp_path):
 
 
 def private(scale, kind, steps):
-    """A spec with noise."""
+    """Return a spec with noise."""
     noise = {"clip": 0.5, "curvature": 0.25, "coupling": 3.0, "noise": {"name": kind, "scale": scale}}
     made = solving("TrackedHGP", steps)
     made["method"]["hypergradient"]["tolerance"] = "none"
@@ -354,11 +356,12 @@ def private(scale, kind, steps):
 
 def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
     peers = {"alice": {"address": "127.0.0.1:7800"}, "bob": {}}
-    # Pure ε: every release costs 1/σ. Three solves of 12 gradients; two estimates of 4 products and one more release.
+    # In pure ε, every release costs 1/σ. There are three solves of 12 gradients, and two estimates with 4 products and
+    # one more release each.
     scale = (3 * 12 + 2 * (4 + 1)) / 2.0
     for kind, steps, epsilon in (
         ("Laplace", 2, 2.0),
-        ("Laplace", 0, 12 / scale),  # training only
+        ("Laplace", 0, 12 / scale),  # only training
         ("Gaussian", 2, None),
     ):
         config = deployed(tmp_path / "run.toml", {**private(scale, kind, steps), "peers": peers}, private_draws=True)
@@ -378,7 +381,7 @@ def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
 
 
 def test_peers_that_would_take_each_others_data_are_refused(tmp_path):
-    """Parties are clients by their order in the file; a task may have names of its own."""
+    """Parties are numbered by their order in the file, but the task may name its clients in another order."""
     peers = {"alice": {"address": "127.0.0.1:7800"}, "bob": {}}
     config = deployed(tmp_path / "run.toml", {**solving(), "peers": peers})
     spec = objects.read(config.spec.tables())

@@ -1,4 +1,4 @@
-"""A personal model for everybody on digits, on links that lose up to half of the messages."""
+"""Personal models of digits for all parties, on links that lose up to half of the messages."""
 
 import jax
 import numpy as np

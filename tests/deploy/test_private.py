@@ -1,4 +1,4 @@
-"""Parties with privacy: their noise comes from secrets of their own."""
+"""Private parties draw their noise from their own secrets."""
 
 import json
 import threading
@@ -23,11 +23,11 @@ from hyperpush.privacy import ASSUMPTION
 from hyperpush.runs.lifecycle import Lifecycle
 
 NAMES = ["peer-0", "peer-1"]
-RELEASES = 2 * 5 + 2 + 1  # two solves of 5 gradients; one estimate of 2 products, and one outer gradient
+RELEASES = 2 * 5 + 2 + 1  # two solves of 5 gradients; one estimate of 2 products; one outer gradient
 
 
 def made(base, epsilon=50.0, **deploy):
-    """Two private parties, their folders under `base`."""
+    """Return the deployment of two private parties with folders under `base`."""
     noise = {"name": "Laplace", "scale": RELEASES / epsilon}
     spec = {
         "task": {
@@ -55,7 +55,7 @@ def quiet(line):
 
 
 def run(base, secrets=None, epsilon=50.0, starts=1):
-    """The params of two parties, which find these secrets in their folders."""
+    """Return the params of two parties, which read these secrets from their folders."""
     config = made(base, epsilon)
     for name, secret in (secrets or {}).items():
         (base / name).mkdir(parents=True)
@@ -119,8 +119,11 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.long
 def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, monkeypatch):
-    """The attack: with the same noise on other data, the difference of two messages would be the correction."""
+    """With equal noise on the old and the corrected data, the difference of two messages would reveal the
+    correction.
+    """
     config = made(tmp_path, checkpoint_every=10, patience=5)
     sent = threading.Event()
 

@@ -1,4 +1,6 @@
-"""Processes with mutual TLS that are stopped, whose certificate ends, or that are flooded with messages by a member."""
+"""Real faults of processes with mutual TLS: stopped processes, an expired certificate, and a member's flood of
+messages.
+"""
 
 import os
 import signal
@@ -25,7 +27,7 @@ MODES = ["synchronous", "asynchronous"]
 
 @pytest.mark.faults
 def test_two_are_killed_and_one_is_stopped_in_step_and_the_result_is_the_simulators(tmp_path):
-    """Two at once, and a third that is stopped for longer than all of them need to start."""
+    """Two parties are killed at once; a third is stopped for longer than all parties need to start."""
     parties = Parties(tmp_path, NAMES, training(600), patience=120.0)
     try:
         for name in NAMES:
@@ -63,13 +65,13 @@ def test_at_its_own_pace_a_party_that_was_stopped_changes_little(tmp_path):
         parties.kill()
     assert codes == dict.fromkeys(NAMES, 0), said
     assert not any("isolated" in line or "growing" in line for line in said.values()), said
-    compare(parties, atol=0.1)  # rounds in another order end elsewhere in the bias of a constant step
+    compare(parties, atol=0.1)  # rounds in another order give another bias of the constant step
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("mode", MODES)
 def test_a_certificate_that_ends_in_the_run_is_the_reason_in_words(mode, tmp_path):
-    """Bob's certificate ends 45 s after it was made; what remains of the run takes longer."""
+    """Bob's certificate expires 45 s after it was made, before the run can end."""
     names = NAMES[:2]
     parties = Parties(tmp_path, names, training(100_000), mode=mode, patience=5.0, close_after=5.0)
     for file in (tmp_path / "keys").glob("bob.*"):
@@ -78,7 +80,7 @@ def test_a_certificate_that_ends_in_the_run_is_the_reason_in_words(mode, tmp_pat
     try:
         for name in names:
             parties.start(name)
-        if mode == "asynchronous":  # alice goes on alone
+        if mode == "asynchronous":  # alice continues alone
             parties.running["bob"].wait(200)
             until = time.monotonic() + 60
             while parties.status("alice").get("closed_out") != ["bob"] and time.monotonic() < until:
@@ -101,7 +103,7 @@ def test_a_certificate_that_ends_in_the_run_is_the_reason_in_words(mode, tmp_pat
 
 
 def memory(process):
-    """Resident bytes of a process."""
+    """Return the resident memory of a process in bytes."""
     return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -109,7 +111,7 @@ def memory(process):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["far rounds", "near rounds", "incomplete"])
 def test_a_member_that_floods_with_messages_fills_a_bounded_memory(kind, tmp_path):
-    """100 messages of 8 MB, of which none is due; what waits is a few of the longest message."""
+    """A member sends 100 messages of 8 MB, none of which is due; only a few of the longest message are kept."""
     certificates.make(tmp_path, ["alice", "bob", "carol"], ["127.0.0.1"])
     port, size = free_ports(1)[0], 2 * PART_BYTES
     script = Path(__file__).parents[1] / "engines/transport/zenoh/guarded.py"
@@ -137,5 +139,5 @@ def test_a_member_that_floods_with_messages_fills_a_bounded_memory(kind, tmp_pat
         alice.kill()
         alice.wait()
     assert ("incomplete" if kind == "incomplete" else "overflow") in said
-    # What waits, what is open, and as much again for the network's own buffers.
+    # Limit: waiting and incomplete messages, and as much again for the network's own buffers.
     assert grown < 2 * (ROOM + OPEN + WINDOW // 4) * size, grown

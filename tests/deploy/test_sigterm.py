@@ -1,4 +1,4 @@
-"""A party that is told to end keeps a checkpoint, one that is asked to leave hands over its mass."""
+"""After SIGTERM a party keeps a checkpoint; after a request to leave it transfers its mass to the others."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def made(base, mode):
 
 
 def beside(config):
-    """The second party in a thread; what it returned or raised, once the thread has ended."""
+    """Run the second party in a thread; return its result or exception, filled in once the thread has ended."""
     found = []
 
     def work():
@@ -66,7 +66,7 @@ def kill_self():
 
 
 def told_at(base, round, act=kill_self):
-    """Send this process SIGTERM, or do something else, once the first party, in its main thread, is at a round."""
+    """Send SIGTERM to this process, or call `act`, once the first party, in the main thread, has reached a round."""
 
     def work():
         until = time.monotonic() + 120
@@ -102,7 +102,7 @@ def test_in_step_it_stops_and_comes_back(tmp_path):
     assert result["resumed_at"] >= 9
     assert found[0]["rounds"] == result["rounds"]
     assert not list(tmp_path.rglob("*.new"))
-    # In step, a run repeats bit for bit, and so does one in which a party was away.
+    # In synchronous mode a run repeats bit for bit, even if a party was away for a while.
     again = made(tmp_path / "again", "synchronous")
     other, _ = beside(again)
     run_peer(again, FIRST, say=lambda line: None)
@@ -145,7 +145,7 @@ def test_at_its_own_pace_it_leaves_when_it_is_asked_to_and_the_other_ends(tmp_pa
     assert found[0]["closed_out"] == []
     assert json.loads((tmp_path / SECOND / "result.json").read_text())["rounds"] > STEPS
     assert not list(tmp_path.rglob("*.new"))
-    with pytest.raises(HyperpushError, match=r"peers\.peer-0\.out"):  # it has left for good
+    with pytest.raises(HyperpushError, match=r"peers\.peer-0\.out"):  # this party has left for good
         run_peer(config, FIRST)
     with pytest.raises(InvalidInput, match="the folder of a party that is running"):
         ask_to_leave(tmp_path / FIRST)
@@ -154,7 +154,7 @@ def test_at_its_own_pace_it_leaves_when_it_is_asked_to_and_the_other_ends(tmp_pa
 
 
 def main_says(arguments):
-    """What a command prints."""
+    """Return the output of a command."""
     told = io.StringIO()
     with redirect_stdout(told), suppress(SystemExit):
         app(arguments, standalone_mode=False)
@@ -207,7 +207,7 @@ address = "127.0.0.1:{ports[1]}"
     ],
 )
 def test_exit_codes_of_the_command(mode, number, times, code, says, tmp_path):
-    """`hyperpush peer` that is told to end while it trains: one line on stderr and no traceback."""
+    """`hyperpush peer` after SIGTERM during training prints one line on stderr and no traceback."""
     text = RUN.format(mode=mode, first=FIRST, second=SECOND, ports=free_ports(2))
     (tmp_path / "run.toml").write_text(text)
     program = str(Path(sys.executable).with_name("hyperpush"))

@@ -1,4 +1,4 @@
-"""Parties deploy any spec: personalization, other algorithms, estimates and influence, each as simulated."""
+"""Parties deploy any spec (personalization, other algorithms, estimates, influence) with the simulator's results."""
 
 import jax
 import numpy as np
@@ -17,19 +17,21 @@ from hyperpush.verbs.results import Result
 CLIENTS = 3
 SGP = {"name": "SGP", "steps": 20, "step_size": 0.3}
 HGP = {"name": "HGP", "steps": 4, "pushes": 2, "step_size": 0.3}
-VRHGP = {"name": "VRHGP", "steps": 4, "step_size": 0.3}  # each party has seen its own links only
+VRHGP = {"name": "VRHGP", "steps": 4, "step_size": 0.3}  # each party observes only its own links
 PDBO = {"name": "PDBO", "steps": 2, "inner": SGP, "hypergradient": HGP, "outer": {"name": "adam", "learning_rate": 0.1}}
 
 
 def run_parties(base, tables, clients=CLIENTS):
-    """Their configuration, and what the parties of a spec return."""
+    """Return the parties' configuration and results."""
     names = [f"peer-{client}" for client in range(clients)]
     config = on_loopback(deployed(base / "run.toml", tables, clients, patience=100.0), names, base, secure=False)
     return config, together(clients, lambda client: run_peer(config, names[client], say=lambda line: None))
 
 
 def both(base, tables, certify=True):
-    """Return the results of a spec's parties and of the simulator; without `certify` its end is not judged."""
+    """Return the results of a spec's parties and of the simulator; `certify=False` skips the certificate at
+    the end.
+    """
     config, results = run_parties(base, tables)
     names = list(config.peers)
     said = objects.read(config.spec.tables())
@@ -40,7 +42,7 @@ def both(base, tables, certify=True):
 
 
 def same_files(folders, name, truth):
-    """Whether the parties' files hold their parts of a stacked tree."""
+    """Check that each party's files hold its part of a stacked pytree."""
     for client, folder in enumerate(folders):
         found = load_file(folder / "models" / name / f"{folder.name}.safetensors")
         leaves = jax.tree_util.tree_flatten_with_path(truth)[0]
@@ -52,7 +54,7 @@ def same_files(folders, name, truth):
 @pytest.mark.parametrize(
     ("task", "network", "method"),
     [
-        ({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", PDBO),
+        pytest.param({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", PDBO, marks=pytest.mark.long),
         ({"name": "deploy.tasks:weighted_labels", "seed": 0}, "random-directed", PDBO),
         ({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", {**PDBO, "hypergradient": VRHGP}),
         ({"name": "quadratic", "seed": 0, "common": True}, "ring", {"name": "MDBO", "steps": 12}),
@@ -67,7 +69,8 @@ def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_
         small = {"step_size": 0.05}
         method = {**method, "inner": {**SGP, **small}, "hypergradient": {**HGP, **small}}
     tables = {"task": task, "network": {"name": network}, "method": method}
-    folders, results, truth = both(tmp_path, tables, certify="inner" in method)  # peers do not judge single loops
+    # peers do not certify single-loop algorithms
+    folders, results, truth = both(tmp_path, tables, certify="inner" in method)
     assert isinstance(truth, hp.Solution)
     same_files(folders, "params", truth.params)
     same_files(folders, "hypers", truth.hypers)
@@ -83,7 +86,7 @@ def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_
         np.testing.assert_allclose(mine, leaf[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("verb", ["hypergradient", "influence"])
+@pytest.mark.parametrize("verb", [pytest.param("hypergradient", marks=pytest.mark.long), "influence"])
 def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path):
     asked = {"name": verb, "parties": "first order"} if verb == "influence" else verb
     tables = {
@@ -102,15 +105,15 @@ def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path
             assert np.abs(own).max() > 1e-3
             np.testing.assert_allclose(result["scores"][f"peer-{client}"], own, atol=1e-5)
             np.testing.assert_allclose(result["totals"][f"peer-{client}"], truth.totals[client], atol=1e-5)
-            # A party learns what its leaving does to each of the others.
+            # A party learns the effect of its leaving on each other party.
             row = list(result["by_site"][f"peer-{client}"].values())
             np.testing.assert_allclose(row, truth.by_site[client], atol=1e-5)
         return
     assert isinstance(truth, hp.Estimate)
     assert np.abs(truth.value).max() > 1e-3
     same_files(folders, "value", truth.value)
-    # Parties train and estimate in one program: it counts both. Then they average their params along a tree, and how
-    # far they are apart, after they have learned how often links are up, which are scalars.
+    # Parties train and estimate in one program, and the result counts both. Then they learn how often links are up,
+    # average their params along a tree, and average their distance from the mean, which is a scalar.
     params = 4 * 3
     rounds, floats = (np.array([result[name] for result in results]) for name in ("rounds", "floats"))
     assert np.all(rounds > 20 + truth.costs.rounds)
@@ -143,6 +146,6 @@ def test_parties_score_their_own_records_at_what_they_have_saved(tmp_path):
         own = truth.examples[client]
         assert np.abs(own).max() > 1e-3
         np.testing.assert_allclose(result["scores"][f"peer-{client}"], own, atol=1e-5)
-        # Nobody is told of others' records.
+        # A party learns nothing about the others' records.
         assert list(result["by_validation"]) == [f"peer-{client}"]
         np.testing.assert_allclose(result["by_validation"][f"peer-{client}"], truth.by_validation[client], atol=1e-5)

@@ -1,4 +1,4 @@
-"""What a running party tells its user of certificates and of code."""
+"""Warnings that a running party gives its user about certificates and code."""
 
 import time
 from types import SimpleNamespace
@@ -23,9 +23,9 @@ def session(own, theirs) -> Any:
 def test_a_certificate_that_ends_within_a_day_is_a_warning_once_at_any_time_of_the_run(tmp_path):
     said, now = [], int(time.time())
     made = watch(tmp_path, said)
-    made._warn_of_certificates(session(now + SOON + 60, 0))  # later, and none
+    made._warn_of_certificates(session(now + SOON + 60, 0))  # one certificate expires later, the other has no date
     assert said == []
-    for _ in range(2):  # some time later in the same run
+    for _ in range(2):  # the second time, later in the same run
         made._warn_of_certificates(session(now + SOON - 60, now - 5))
     assert len(said) == 2
     assert said[0].startswith("alice: warning: alice's certificate ends at ")

@@ -1,4 +1,4 @@
-"""Bytes that each client sends: a message's size for every live link that it goes over."""
+"""Bytes that each client sends: the size of a message for every live link that it uses."""
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,12 @@ NETWORKS = [hp.networks.Star(N), hp.networks.Ring(N), hp.networks.RandomDirected
 
 
 def links(network, steps):
-    """Links that each client sends over in those steps, counted by hand."""
+    """Count the links over which each client sends in these steps."""
     total = np.zeros(N, int)
     for step in steps:
         alive = np.array(matrix(network, keys.network_key(KEY), step, "ones") > 0)
         np.fill_diagonal(alive, False)
-        total += alive.sum(axis=0)  # by sender
+        total += alive.sum(axis=0)  # sum by sender
     return total
 
 
@@ -31,12 +31,12 @@ def keep(state, *_):
     return state
 
 
-TALK = Exchange(lambda s, ctx: (jnp.full(3, s[0]), s[1]), keep)  # 16 bytes
-MEAN = Average(lambda s, ctx: (s[0], jnp.ones(())), lambda s, mean, mass, ctx: s, 4)  # 8
-SERVED = Server(lambda s, ctx: s[0], lambda messages, key: messages, keep)  # 4, once
+TALK = Exchange(lambda s, ctx: (jnp.full(3, s[0]), s[1]), keep)  # 16 bytes per message
+MEAN = Average(lambda s, ctx: (s[0], jnp.ones(())), lambda s, mean, mass, ctx: s, 4)  # 8 bytes
+SERVED = Server(lambda s, ctx: s[0], lambda messages, key: messages, keep)  # 4 bytes, once
 VOTE = Repeat(
     Local(lambda s, ctx: (s[0], s[1] + 1)), 9, until=lambda s, ctx: s[1] >= 2
-)  # 4 for each round of each vote
+)  # 4 bytes for each round of each vote
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=IDS)
@@ -50,7 +50,7 @@ def test_bytes_are_counted_by_link(network, engine):
     )
     np.testing.assert_array_equal(result.bytes, expected)
     assert result.rounds == 8 + votes
-    assert result.floats == 3 * 4 + 4 * 2 + 1 + votes  # whatever the number of links
+    assert result.floats == 3 * 4 + 4 * 2 + 1 + votes  # independent of the number of links
 
 
 @pytest.mark.parametrize("floats", [1, 200], ids=["narrow", "wide"])

@@ -1,4 +1,4 @@
-"""Large states: chunks overwrite what nobody else holds, and only that."""
+"""Large states: chunks overwrite arrays that no one else holds, and no others."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, mo
     with Journal(CheckpointFolder(tmp_path, print), Policy(None, 20)).active():
         found = run()
     assert len(given) > 1
-    # They were overwritten, all but what the caller holds, which is here.
+    # All arrays were overwritten except those that the caller holds.
     assert all(leaf.is_deleted() for leaves in given for leaf in leaves)
     assert max(len(leaves) for leaves in given) >= 2
     x, kept, twin = truth(0.5)
@@ -80,11 +80,11 @@ def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, mo
     np.testing.assert_allclose(found.states["twin"], twin, rtol=1e-6)
     assert found.history["loop"].shape == (ROUNDS, 3)
     monkeypatch.setattr(chunks, "LARGE", 1 << 40)
-    with Journal(CheckpointFolder(tmp_path, print), Policy(None, 20)).active():  # goes on from what was written
+    with Journal(CheckpointFolder(tmp_path, print), Policy(None, 20)).active():  # resumes from the checkpoint
         np.testing.assert_array_equal(run().states["x"], found.states["x"])
 
 
 def test_a_large_state_that_diverges_is_named(monkeypatch):
     monkeypatch.setattr(chunks, "LARGE", 0)
     with pytest.raises(Diverged, match=r"loop diverged \(NaN or infinity\) in round \d+. It may have diverged earlier"):
-        run(10.0)  # after the first chunk, which overwrites nothing: the start is the same memory
+        run(10.0)  # fails after the first chunk, which overwrites nothing because the start is the caller's memory

@@ -1,4 +1,4 @@
-"""Where wrong labels are looked for, and how many are found there."""
+"""Where the search for wrong labels looks, and how many of them it finds."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ def test_shares_by_hand():
     assert share_found(scores, flipped, 0.4) == pytest.approx(2 / 3)
 
 
+@pytest.mark.long
 def test_suspects_are_the_lowest_scores_of_each_client():
     network, task = hp.networks.Ring(3), hp.tasks.logistic(3, 0, examples=10)
     found = hp.influence.scores(task, hp.TrackedHGP(20), network, key=0, curvature_steps=0)

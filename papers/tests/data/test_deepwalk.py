@@ -1,4 +1,6 @@
-"""Walks keep to the links, counts are those of a window, and places tell the two sides of the karate club apart."""
+"""Random walks follow links, counts match their window, and node embeddings separate the two sides of the
+karate club.
+"""
 
 import networkx as nx
 import numpy as np
@@ -17,7 +19,7 @@ def test_walks_follow_links_in_proportion_to_their_weights():
     assert seen.shape == (2000, 9)
     np.testing.assert_array_equal(np.bincount(seen[:, 0]), [500] * 4)
     assert (weights[seen[:, :-1], seen[:, 1:]] > 0).all()
-    for node in (0, 2):  # the others have one neighbor
+    for node in (0, 2):  # the other nodes have one neighbor
         after = np.bincount(seen[:, 1:][seen[:, :-1] == node], minlength=4)
         share = weights[node] / weights[node].sum()
         possible = share > 0
@@ -35,7 +37,9 @@ def test_co_occurrences_by_hand():
 
 
 def test_places_factorize_the_log_ratios():
-    """With all dimensions, e·eᵀ is the positive part of the matrix; with two, its best of that rank."""
+    """With all dimensions, e·eᵀ is the positive part of the log-ratio matrix; with two, its best rank-2
+    approximation.
+    """
     generator = np.random.default_rng
     counts = co_occurrences(walks(WEIGHTS, 10, 40, generator(3)), 34, 5) + 0.5
     each = counts.sum(1)
@@ -52,5 +56,5 @@ def test_places_factorize_the_log_ratios():
 def test_the_first_coordinate_tells_the_two_clubs_apart(seed):
     first = embedding(WEIGHTS, 2, np.random.default_rng(seed))[:, 0]
     club = np.array([KARATE.nodes[node]["club"] == "Mr. Hi" for node in KARATE])
-    # Two members (2 and 8) have as many friends on the other side.
+    # Members 2 and 8 have as many friends on one side as on the other.
     assert np.sum((first > 0) == club) in (*range(3), *range(32, 35))

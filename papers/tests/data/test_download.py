@@ -1,4 +1,4 @@
-"""Downloads, from files on this machine: nothing here uses a network."""
+"""Downloads from files on this machine: no test here uses a network."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ def record(label):
 
 @pytest.fixture
 def archive(tmp_path, monkeypatch):
-    """An archive like CIFAR-10's, with a member that points out of its folder, and its entry among the known ones."""
+    """Create an archive like CIFAR-10's with a member outside its folder, and register it as a known data set."""
     path = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(path, "w:gz") as made:
         for name, content in (
@@ -40,7 +40,7 @@ def archive(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_network(monkeypatch, archive):
-    """pooch downloads through this, from the files beside the archive; it checks what comes. Gives the addresses."""
+    """Let pooch read files beside the archive instead of downloading them; return the list of requested addresses."""
     import pooch
 
     asked = []
@@ -103,7 +103,8 @@ def test_all_files_arrive_or_none(archive, no_network, monkeypatch, tmp_path):
     assert not (tmp_path / "new").exists()
     monkeypatch.setitem(download.KNOWN, "a9a", dict(zip(addresses, checksums, strict=True)))
     (tmp_path / "new" / "a9a").mkdir(parents=True)
-    (tmp_path / "new" / "a9a" / "a9a").write_text("broken")  # not what was published: fetched again
+    # a file that differs from the published one is fetched again
+    (tmp_path / "new" / "a9a" / "a9a").write_text("broken")
     (tmp_path / "new" / "a9a" / "a9a.t").write_text("+1 1:5\n")
     no_network.clear()
     assert [path.read_text() for path in download.get("a9a", tmp_path / "new")] == ["+1 1:3\n", "+1 1:5\n"]
@@ -144,7 +145,7 @@ def test_the_command_lists_fetches_and_ends_clearly(archive, no_network, monkeyp
         0,
         f"{new}/cifar10/data_batch_1.bin\n{new}/cifar10/test_batch.bin\n",
     )
-    code, out, err = call("get", "a9a", "--to", str(tmp_path / "other"))  # the address leads nowhere
+    code, out, err = call("get", "a9a", "--to", str(tmp_path / "other"))  # the address does not exist
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("error: data: got 'a9a'; allowed: a download that can be completed: https")
     assert "Traceback" not in err

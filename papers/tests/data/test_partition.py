@@ -1,4 +1,4 @@
-"""Partitions: every example once, sizes and distributions as their definitions say, and padding that loses nothing."""
+"""Partitions use every example once, have the defined sizes and distributions, and padding loses nothing."""
 
 import jax
 import numpy as np
@@ -65,11 +65,11 @@ def test_pachinko_gives_all_clients_as_many_and_nothing_twice():
     owned = partition.pachinko(COARSE, FINE, 7, generator(2))
     assert {len(own) for own in owned} == {1200 // 7}
     assert len(np.unique(np.concatenate(owned))) == 7 * (1200 // 7)
-    each_once(partition.pachinko(COARSE, FINE, 6, generator(2)), 1200)  # the last client takes what is left
+    each_once(partition.pachinko(COARSE, FINE, 6, generator(2)), 1200)  # the last client takes the remaining examples
 
 
 def test_pachinko_is_uneven_in_coarse_labels_and_even_within_them(monkeypatch):
-    """The first of many clients, for whom nothing runs out: shares of coarse labels have Dirichlet variance."""
+    """For the first of many clients no label runs out, so its shares of coarse labels have the Dirichlet variance."""
     monkeypatch.setattr(partition, "FINE", 1e6)
     many = 10
     coarse, fine = np.repeat(COARSE, many), np.repeat(FINE, many)
@@ -80,7 +80,7 @@ def test_pachinko_is_uneven_in_coarse_labels_and_even_within_them(monkeypatch):
     shares = np.array(found).sum(2) / 400
     variance = (1 / 4) * (3 / 4) / (4 * alpha + 1)
     np.testing.assert_allclose(shares.mean(0), 1 / 4, atol=4 * np.sqrt(variance / 150))
-    # and the variance of drawing 400, (1/4)(3/4)/400 at most
+    # Drawing 400 examples adds a variance of at most (1/4)(3/4)/400.
     assert shares.var(0).mean() == pytest.approx(variance, rel=0.2)
     big = np.array(found)[shares > 0.5]
     np.testing.assert_allclose((big / big.sum(1, keepdims=True)).mean(0), 1 / 3, atol=0.02)
@@ -143,7 +143,7 @@ def test_stacked_data_are_the_examples_and_zeros():
     np.testing.assert_allclose(moved[0], (data.inputs[[4, 2, 9]] - 2) / 0.5)
     np.testing.assert_allclose(moved[1, 0], (data.inputs[7] + 1) / 4)
     assert not np.any(moved[1, 1:])
-    np.testing.assert_array_equal(data.inputs, dataset().inputs)  # the dataset itself is as it was
+    np.testing.assert_array_equal(data.inputs, dataset().inputs)  # the data set itself is unchanged
     with pytest.raises(InvalidInput, match=r"data of client 1: got '0 examples'"):
         partition.stack(data, [np.array([1]), np.zeros(0, np.int64)])
 

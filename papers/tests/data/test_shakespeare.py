@@ -1,4 +1,4 @@
-"""Roles of a play written here, and windows of what they say."""
+"""Roles of a play written for this test, and windows of their text."""
 
 import os
 
@@ -75,7 +75,7 @@ def test_roles_are_what_they_say_without_directions_and_titles(plays):
     ]
     assert [role.name for role in shakespeare.roles(2)] == ["ANN", "BOB"]
     plain = shakespeare.roles(1)
-    (plays / "play.txt").write_text(PLAY, encoding="utf-8-sig")  # a mark before the title
+    (plays / "play.txt").write_text(PLAY, encoding="utf-8-sig")  # a byte-order mark before the title
     assert shakespeare.roles(1) == plain
 
 

@@ -1,4 +1,4 @@
-"""Published data sets: their own files written here byte by byte, scikit-learn's digits, and the real files if any."""
+"""Published data sets: files in their formats written here, scikit-learn's digits, and the real files if present."""
 
 import gzip
 import lzma
@@ -24,7 +24,7 @@ def idx(array, magic=0x800):
 
 
 def cifar(images, *labels):
-    """One record at a time: the labels, then a plane of each color."""
+    """Build one CIFAR record: the labels, then one plane per color."""
     return b"".join(
         bytes(own) + image[..., 0].tobytes() + image[..., 1].tobytes() + image[..., 2].tobytes()
         for *own, image in zip(*labels, images, strict=True)
@@ -133,7 +133,7 @@ def test_what_is_missing_is_named(folder, monkeypatch):
 
 
 WHOLE = gzip.compress(idx(GRAY))
-HUGE = struct.pack(">4I", 0x803, 2**31, 2**31, 4)  # 2⁶⁴ entries, which 64 bits count as 0
+HUGE = struct.pack(">4I", 0x803, 2**31, 2**31, 4)  # 2⁶⁴ entries, a product that overflows to 0 in 64 bits
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_labels_that_do_not_fit_are_refused(folder, labels, message):
 @pytest.mark.skipif(not os.environ.get("HYPERPUSH_DATA"), reason="HYPERPUSH_DATA is not set")
 def test_the_real_files_are_what_was_published():
     if available("mnist", "test"):
-        # As many of each digit as every description of MNIST's test set says.
+        # The number of images of each digit is that of MNIST's published test set.
         counts = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
         np.testing.assert_array_equal(np.bincount(load("mnist", "test").labels), counts)
     if available("cifar100", "test"):

@@ -1,4 +1,4 @@
-"""Tables of speeds without a row."""
+"""Traffic data: tables of speeds that have no row are refused."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Convolutional networks against XLA's own convolution and pooling, and against finite differences."""
+"""Convolutional networks compared with XLA's own convolution and pooling, and with finite differences."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,15 @@ from wide import float64 as float64
 from hyperpush.base.errors import InvalidInput
 from hyperpush_papers.common.models.cnn import CNN, EMNIST, INFLUENCE
 
-TINY = CNN(channels=(2, 3), hidden=(4,), classes=3, size=13, kernel=3)  # its maps: 11 to 5, then 3 to 1
+# sizes of the feature maps: 11 to 5, then 3 to 1
+TINY = CNN(channels=(2, 3), hidden=(4,), classes=3, size=13, kernel=3)
 
 
 COLORED = CNN(channels=(2,), hidden=(), classes=2, size=6, kernel=3, colors=3)
 
 
 def reference(params, images, convolutions, dense):
-    """Convolution, ReLU, then pooling, in XLA's operations; the dense layers in NumPy."""
+    """Compute the CNN with XLA's convolution, ReLU and pooling, and its dense layers with NumPy."""
     x = jnp.asarray(images).reshape(*images.shape[:3], -1)
     for i in range(1, convolutions + 1):
         weight, bias = params[f"conv{i}"]["weight"], params[f"conv{i}"]["bias"]
@@ -86,7 +87,7 @@ def test_derivatives_are_those_of_finite_differences():
         gradient, product = jax.jvp(jax.grad(cost), (at,), (direction,))
         return cost(at), gradient, product
 
-    h = 1e-5  # so short that no maximum or ReLU changes sides
+    h = 1e-5  # so short that no maximum or ReLU switches its active branch
     (before, low, _), (_, gradient, product), (after, high, _) = (along(t) for t in (-h, 0.0, h))
     slope = sum(map(np.vdot, jax.tree.leaves(gradient), jax.tree.leaves(direction)))
     assert abs(slope) > 0.01

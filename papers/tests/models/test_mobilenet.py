@@ -1,4 +1,4 @@
-"""MobileNet-v2 against XLA's own convolutions and NumPy's group norm."""
+"""MobileNet-v2 compared with XLA's own convolutions and NumPy's group norm."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ def size(params):
 
 
 def test_the_published_model_has_its_number_of_parameters():
-    """TorchVision's has 3,504,872 for 1,000 classes; here as table 2 of the paper says, layer by layer."""
-    total, width = (27 + 2) * 32, 32  # weights, scale and move of the first convolution
+    """TorchVision's model has 3,504,872 parameters for 1,000 classes; ours follows table 2 of the paper layer by
+    layer.
+    """
+    total, width = (27 + 2) * 32, 32  # weights, scale and shift of the first convolution
     for expansion, channels, blocks, _ in (
         (1, 16, 1, 1),
         (6, 24, 2, 2),
@@ -59,7 +61,7 @@ def normed(layer, x, groups):
 
 
 def reference(params, images, strides, groups):
-    """Every convolution, also those of single places, by XLA; blocks written out from their definition."""
+    """Compute MobileNet-v2 from its definition, with XLA for every convolution, 1×1 included."""
 
     def layer(own, x, stride=1, depth=1, bounded=True):
         weight = own["weight"]
@@ -83,7 +85,7 @@ def reference(params, images, strides, groups):
 def test_logits_are_those_of_plain_convolutions(groups):
     model = MobileNetV2(classes=3, stem=4, stages=TINY.stages, last=8, groups=groups)
     params, rng = model.init(jax.random.key(1)), np.random.default_rng(2)
-    # Scales and moves away from 1 and 0, or they would not be seen; the dense layer is drawn small.
+    # Scales differ from 1 and shifts from 0, so that the test notices them; the dense layer is drawn small.
     params = jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape).astype(np.float32), params)
     images = rng.uniform(size=(2, 9, 9, 3)).astype(np.float32)
     expected = reference(params, images, (1, 2, 1), groups)

@@ -1,4 +1,4 @@
-"""Methods fitted in small, beside what they must equal before their hypers have moved."""
+"""Methods fitted on a small task, and what they must equal before their hypers have changed."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,8 @@ def pushed():
 def test_before_the_first_outer_step_recipes_are_the_shared_model(pushed):
     for name in ("pl", "da", "head"):
         assert pushed[name].curve[0] == pytest.approx(pushed["sgp"].curve[0], abs=1e-6), name
-    assert pushed["interpolation"].curve[0] != pushed["sgp"].curve[0]  # half of it was trained alone
+    # half of its prediction comes from a model trained alone
+    assert pushed["interpolation"].curve[0] != pushed["sgp"].curve[0]
 
 
 def test_label_weights_move_but_have_no_direct_gradient(pushed):
@@ -54,8 +55,8 @@ def test_the_best_outer_step_is_taken_and_what_is_sent_is_counted(pushed):
         assert each.best_step == int(np.argmax(each.curve)), name
         assert len(each.curve) == 3
         assert (each.floats > 0) == (name != "local")
-    assert pushed["pl"].floats > pushed["sgp"].floats  # the hypergradient's
-    assert pushed["head"].floats < pushed["pl"].floats  # a layer stays at home
+    assert pushed["pl"].floats > pushed["sgp"].floats  # the hypergradient adds traffic
+    assert pushed["head"].floats < pushed["pl"].floats  # one layer is not sent
 
 
 def test_ensembles_alone_and_together_train_at_their_own_rate():
@@ -77,5 +78,5 @@ def test_methods_with_local_epochs_learn(network, names):
     made = fitting(network, setting=replace(SETTING, rounds=20))
     for name, each in fitted(made, *names).items():
         found = hp.personalize.scores(each.product, made.scenario.model, each.params, each.hypers, made.scenario.test)
-        assert found.average > 0.2, name  # a guess is right once in ten
+        assert found.average > 0.2, name  # guessing is right for one example in ten
         assert each.rounds > 0

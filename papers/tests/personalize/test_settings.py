@@ -1,4 +1,4 @@
-"""Settings beside the tables of the papers, typed off by hand."""
+"""Settings of the personalization study, compared with the papers' tables as typed in here."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from hyperpush_papers.personalize.settings import of_paper, small
 
 
 def moves(name, setting):
-    """The rate and the penalty of each recipe of a method."""
+    """Return the rate and the penalty of each recipe of a method."""
     product = product_of(name, setting)
     return {each.name: (each.outer.options()["learning_rate"], each.l2) for each in product.recipes}
 
@@ -35,7 +35,7 @@ def test_personalized_moves_hypers_as_its_table_says(network, by, models):
     assert (made.outer_steps, made.order, made.betas, made.clusters) == (20, 200, (0.9, 0.999), False)
     assert made.estimator == ("vr-hgp" if by == "push" else "directed-rb")
     assert made.network_options == ({"mixing": "fastest-mixing"} if network == "static-undirected" else {})
-    assert made.again is None  # from the start before every outer step
+    assert made.again is None  # retrain from the start before every outer step
     assert [round(share * 600) for share in made.falls] == [500, 550]
     if by == "push":
         assert (made.steps, made.rate, made.ensemble_rate, made.batch, made.l2) == (600, 0.05, 0.25, 128, 1e-3)
@@ -109,6 +109,6 @@ def test_recipes_are_found_and_made_with_the_settings_penalties():
             DA(False, l2=0.0005, outer=hp.optimizer("sgd", learning_rate=2.0)),
         ]
     )
-    # The paper's other betas are those of every recipe.
+    # The paper's other betas are those of every recipe here.
     adam = product_of("pl+head", of_paper("cooperative", "emnist", "random-directed", "push")).recipes[1].outer
     assert adam == hp.optimizer("adam", learning_rate=0.003, b1=0.9, b2=0.99)

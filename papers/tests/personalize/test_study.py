@@ -1,4 +1,4 @@
-"""Tasks by hand, and the comparison of personal models in small."""
+"""Tasks with known results, and the comparison of personal models at a small size."""
 
 import subprocess
 import sys
@@ -42,8 +42,8 @@ def asked(*overrides):
 def test_images_are_turned_once_by_their_owner():
     images = np.arange(12.0).reshape(3, 2, 2)
     made = turn_images(images, [np.array([2]), np.array([0, 1])], np.array([1, 2]))
-    assert made[2].tolist() == [[9, 11], [8, 10]]  # a quarter, counterclockwise
-    assert made[0].tolist() == [[3, 2], [1, 0]]  # a half
+    assert made[2].tolist() == [[9, 11], [8, 10]]  # a quarter turn counterclockwise
+    assert made[0].tolist() == [[3, 2], [1, 0]]  # a half turn
     assert images[2].tolist() == [[8, 9], [10, 11]]
 
 
@@ -60,10 +60,10 @@ def test_a_task_deals_every_example_out_once():
 
 
 class Printed(StudyRun):
-    """What a run would print and draw."""
+    """Collect what a run would print and draw."""
 
     def __init__(self):
-        """Nothing is written."""
+        """Skip the base class: nothing is written."""
 
     def table(self, title, columns, rows):
         self.title, self.rows = title, {row[0]: row[1:] for row in rows}
@@ -114,7 +114,7 @@ def test_every_method_has_a_row(result):
             assert row["validation_accuracy"] == pytest.approx(max(curve), rel=1e-5)
         for weights in detail["weights"].get("mtl", {}).get("models", []):
             assert sum(weights) == pytest.approx(1, rel=1e-5)
-    assert result["rows"][0]["floats_per_client"] == 0  # alone
+    assert result["rows"][0]["floats_per_client"] == 0  # each client trains alone
     assert result["start"].startswith("warm")
 
 
@@ -152,7 +152,7 @@ def test_a_plan_counts_every_method_without_running_any():
 def test_what_was_dealt_out_and_learned_is_shown(tmp_path):
     result, run = execute(*asked(*SMALL, 'methods=["sgp","pl-direct","head"]'), tmp_path / "run")
     assert [row["method"] for row in result["rows"]] == ["sgp", "pl-direct"]
-    assert "no layer before" in result["not_applicable"]["head"]  # logistic regression is all head
+    assert "no layer before" in result["not_applicable"]["head"]  # logistic regression has only a head
     assert sorted(result["data"]["cluster"]) == [0, 0, 1, 1, 2, 2]
     plain, learned = result["details"]
     assert plain["weights"] == {}
@@ -208,7 +208,7 @@ def test_products_that_nobody_named_are_written_in_a_file(tmp_path):
     assert np.ptp(np.concatenate(pair["clean"]["examples"])) > 0
     assert [len(own) for own in pair["clean"]["examples"]] == result["data"]["train"]
     assert len(set(result["data"]["train"])) > 1  # clients have different numbers of examples
-    # The direct gradient moves what predictions contain, and neither weights of labels nor of examples.
+    # The direct gradient changes hypers that predictions use, but not the weights of labels and examples.
     assert np.all(np.asarray(direct["da"]["labels"]) == 1)
     assert np.all(np.concatenate(direct["clean"]["examples"]) == 1)
     assert np.abs(hp.load(run.path).models("da+own_recipe:Bias+clean-direct, hypers")["bias"]).max() > 0.05
@@ -219,7 +219,7 @@ def test_a_method_that_diverges_leaves_the_others(tmp_path):
     result, _ = execute(*asked(*given, 'methods=["local","local-mtl"]'), tmp_path / "run")
     assert [row["method"] for row in result["rows"]] == ["local-mtl"]
     assert result["not_applicable"]["local"].startswith("diverged with seed 0: ")
-    with pytest.raises(Diverged):  # nothing is left
+    with pytest.raises(Diverged):  # no method is left
         execute(*asked(*given, 'methods=["local","sgp"]', "seeds=2"), tmp_path / "none")
 
 
@@ -233,7 +233,8 @@ def test_a_sweep_refuses_an_unknown_method_before_it_runs():
             plan.load("personalize", (given,), experiments())
         assert error.value.field == field
     paper = ("size=paper", "paper=cooperative", 'sweep.compare.data=["emnist","cifar10"]', 'methods=["mtl"]')
-    assert len(plan.load("personalize", paper, experiments()).methods) == 2  # digits, the default, is not among them
+    # digits, the default data set, is not among them
+    assert len(plan.load("personalize", paper, experiments()).methods) == 2
 
 
 def test_numbers_of_the_configuration_take_the_place_of_the_sizes():
@@ -360,4 +361,4 @@ def test_emnist_is_dealt_out_in_clusters():
     assert sum(len(own) for part in made.split for own in part) == 600
     images = np.asarray(made.train.examples[0])
     for client, (mean, std) in enumerate(zip(made.shift.mean, made.shift.std, strict=True)):
-        assert images[client, 0].min() == pytest.approx(-mean / std, rel=1e-4)  # black
+        assert images[client, 0].min() == pytest.approx(-mean / std, rel=1e-4)  # black pixels

@@ -1,4 +1,4 @@
-"""Parts of algorithms with a server: steps on all clients' data, as exact averages."""
+"""Parts of algorithms with a server: steps that use exact averages over all clients."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from hyperpush.task.problem import Problem
 
 
 def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Context], Any]) -> Average:
-    """Return an exact average: `put(state, mean over clients of get(state, context), context)`."""
+    """Return the node state ← `put(state, m, context)`, with m the exact mean over clients of `get(state, context)`."""
     return Average(
         lambda state, ctx: (get(state, ctx), jnp.ones(())),
         lambda state, average, mass, ctx: put(state, average, ctx),
@@ -30,7 +30,7 @@ def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Cont
 
 
 def average_fields(*fields: str) -> Average:
-    """Replace these fields of every client by their mean."""
+    """Return the node that replaces these fields of every client by their exact mean over clients."""
     return mean(
         lambda state, ctx: {field: getattr(state, field) for field in fields},
         lambda state, average, ctx: replace(state, **average),
@@ -38,7 +38,7 @@ def average_fields(*fields: str) -> Average:
 
 
 class PooledState(eqx.Module):
-    """A client whose params and hyper are, or become, common to all clients."""
+    """A client's state in an algorithm with a server, which makes params and hyper equal at all clients."""
 
     params: PyTree
     hyper: PyTree
@@ -46,7 +46,10 @@ class PooledState(eqx.Module):
 
 
 class PooledDescent(ImplicitDescent):
-    """Base of algorithms that descend along exact means, on states with `params`, `hyper` and `value`."""
+    """The base class of algorithms with a server: params and hypers descend along exact means of clients' gradients.
+
+    States have the fields `params`, `hyper` and `value`.
+    """
 
     def descend_inner(self, problem: Problem) -> Average:
         """Return the node params ← params − β·mean of ∂_y g_i, with β at the round of the enclosing loop."""
@@ -70,8 +73,8 @@ class PooledDescent(ImplicitDescent):
 def pooled_hypergradient(problem: Problem, inverse: Inverse, batch_size: int | None) -> Node:
     """Return the node `value` ← ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, with the mean H̄ of all Hessians.
 
-    The mean of `value` is dF̄/dλ for a common λ. A server draws the length of a random series, so all clients take the
-    same term.
+    The mean of `value` is dF̄/dλ for a common λ. If the series is random, a server draws its length, so that all clients
+    take the same term.
     """
     if isinstance(inverse, ConjugateGradients):
         return Scope(

@@ -23,7 +23,7 @@ INTERCEPT = 1e-6  # its effect on losses is below the resolution of verdicts
 
 
 class SharedMeans(eqx.Module):
-    """Shared means by group of runs: of the features, then of a label that is a number."""
+    """Shared means by group of runs: of the features, then of a numeric label."""
 
     mean: Float[Array, "*n g width"]
     scale: Float[Array, "*n g width"]  # 1/deviation; 0 for constant features
@@ -31,7 +31,7 @@ class SharedMeans(eqx.Module):
 
 
 class Hyper(eqx.Module):
-    """The numbers of one run beside its params, the same at every party but for `member`."""
+    """Settings and constants of one run, besides its params. Only `member` differs between parties."""
 
     fold: Array
     inner: Array
@@ -121,7 +121,7 @@ def holds(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
 
 
 def scale_records(head: LinearHead, records: Records, mean: Array, scale: Array) -> tuple[Array, Array]:
-    """Return scaled features, 0 where a value is missing, and labels; numbers are scaled, too."""
+    """Return scaled features, with 0 for missing values, and labels. Numeric labels are scaled, classes are not."""
     inputs = records.present * (records.values - mean[: head.width]) * scale[: head.width]
     if head.kind == "softmax":
         return inputs, records.labels
@@ -139,7 +139,7 @@ def _program(audit: Round, problem: Problem) -> Node:
 
 
 def _joined(head: LinearHead, records: Records) -> tuple[Array, Array]:
-    """Return the values to scale and a mask of present ones: features, and a label that is a number."""
+    """Return the values to scale, which are features and numeric labels, and a mask: 1 where a value is present."""
     if head.kind == "softmax":
         return records.values, records.present
     labels = records.labels[:, None]
@@ -195,7 +195,7 @@ def share_squares(head: LinearHead) -> Node:
 
 
 def hypers_of(state: Auditor, ctx: Context) -> Hyper:
-    """Return the numbers of every run, runs on axis 0."""
+    """Return settings and constants of all runs, with runs on axis 0."""
     plan, means = state.plan, state.means
     assert means is not None
 
@@ -253,7 +253,7 @@ def _judge(head: LinearHead, state: Auditor, ctx: Context) -> Auditor:
 
 
 def _share_losses() -> Node:
-    """Sum over the other parties, for each run: the only numbers about losses that leave a party."""
+    """Return the node that sums each run's losses over the other parties. Only these sums of losses leave a party."""
 
     def get(state: Auditor, ctx: Context) -> tuple[Array, Array]:
         plan, records, found = state.plan, ctx.data.train, state.losses

@@ -120,7 +120,7 @@ def _program(audit: Round, problem: Problem) -> Node:
 
 
 def _only(state: Auditor, ctx: Context) -> tuple[Any, Array]:
-    """Return the numbers of the only run, and its params."""
+    """Return the settings and the params of the run; scoring records trains a single model."""
     assert state.params is not None
     return jax.tree.map(lambda leaf: leaf[0], hypers_of(state, ctx)), state.params[0]
 

@@ -51,7 +51,9 @@ class Settings:
         if columns and set(names) != set(columns):
             other = sorted(set(names) ^ set(columns))[0]
             given = "in the files only" if other in names else "not in the files"
-            raise InvalidInput(f"tables.columns.{other}", given, "the columns of the files, each with its kind")
+            raise InvalidInput(
+                f"tables.columns.{other}", given, "all columns of the files and no others, each with its kind"
+            )
         for column in found.schema.columns:
             if columns.get(column.name) == "number" and column.values:
                 raise InvalidInput(f"tables.columns.{column.name}", "number", "'category': the column holds text")

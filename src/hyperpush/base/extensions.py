@@ -1,10 +1,10 @@
 """Extensions that installed distributions add by entry points, imported on first use. No JAX.
 
-| group | a name stands for | found by |
-|---|---|---|
-| `hyperpush.methods` | a class of methods or networks | specs, `hyperpush list --methods`, `show` |
-| `hyperpush.studies` | an `Experiment` of that name | `hyperpush run`, `list`, `show`, `resume`, `plan` |
-| `hyperpush.commands` | a Typer app | `hyperpush NAME` |
+A name in a group stands for an object that some commands find:
+
+- `hyperpush.methods`: a class of methods or networks, found by specs, `hyperpush list --methods` and `show`.
+- `hyperpush.studies`: an `Experiment` of that name, found by `hyperpush run`, `list`, `show`, `resume` and `plan`.
+- `hyperpush.commands`: a Typer app, found by `hyperpush NAME`.
 
 Names of the library itself cannot be replaced. If two distributions add the same name, the alphabetically first
 distribution wins.

@@ -50,7 +50,7 @@ class Configured(eqx.Module):
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init}
 
     def option(self, name: str) -> Any:
-        """Return an option; None if there is no option of this name."""
+        """Return an option; None if the object does not have it."""
         return self.options().get(name)
 
     def with_options(self: C, **changes: Any) -> C:

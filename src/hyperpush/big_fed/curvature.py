@@ -18,8 +18,9 @@ Curvature = Literal["gauss-newton", "hessian"]
 
 @final
 class DampedCurvature(eqx.Module):
-    """C + εI at one client's point, C its inner Hessian or the Gauss–Newton part R'ᵀℓ''R' of it; and J = ∂²_φθ.
+    """The damped curvature C + εI of a client's inner cost, and the mixed derivative J = ∂²_φθ, at one point.
 
+    C is the Hessian of the inner cost, or the Gauss–Newton part R'ᵀℓ''R' of it.
     Where the model's own curvature averages out, as at the least-squares fit of a linear model, both C are equal.
     Elsewhere only Gauss–Newton's is certain to be positive semidefinite, for a convex loss.
     """
@@ -44,5 +45,5 @@ class DampedCurvature(eqx.Module):
             return cg(self.operator(), right, tol=1e-10, maxiter=steps)[0]
 
     def across(self, vector: PyTree) -> PyTree:
-        """Return J · vector."""
+        """Return the product of the mixed derivative J = ∂²_φθ and a vector."""
         return self.problem.jacobian_product(self.params, self.hyper, self.batch, vector)

@@ -1,1 +1,1 @@
-"""Engines host clients and interpret programs: on one device, on many, or one thread or process per client."""
+"""Engines run a program for all clients: on one device, on several, or with one thread or process per client."""

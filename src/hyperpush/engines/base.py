@@ -1,4 +1,4 @@
-"""Base class of engines: a frozen module whose fields are its options, with one method that runs a program."""
+"""Base class of engines. An engine is a frozen module with options as fields and one method, which runs a program."""
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from hyperpush.programs import Node, ProgramRecipe, as_recipe
 
 
 class Request(NamedTuple):
-    """A call of `Engine.run`."""
+    """The arguments of one call of `Engine.run`, in the form that `Engine.execute` takes."""
 
     recipe: ProgramRecipe
     network: Network
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
     @property
     def progress(self) -> Progress | None:
-        """Function that tells all hooks the progress of a loop; None without hooks."""
+        """Function that reports the progress of a loop to all hooks; None without hooks."""
 
         def tell(loop: str, done: int, total: int) -> None:
             for hook in self.hooks:
@@ -45,9 +45,9 @@ class Request(NamedTuple):
 
 
 class Engine(eqx.Module):
-    """Host of clients that interprets programs. Every engine draws the same random numbers from the same key.
+    """Abstract base of engines, which run a program for every client of a network.
 
-    A new engine defines `execute`.
+    Every engine draws the same random numbers from the same key. A new engine defines `execute`.
     """
 
     hosts_one: ClassVar[bool] = False  # True: one client, so states, data and results lack a client axis
@@ -59,7 +59,7 @@ class Engine(eqx.Module):
 
     @property
     def no_tree(self) -> str:
-        """Kind of clients that cannot average along a tree, as named in messages. Empty if they can."""
+        """Name, for error messages, of this engine's clients if they cannot average along a tree; else empty."""
         return ""
 
     def without_faults(self) -> "Engine":
@@ -67,7 +67,7 @@ class Engine(eqx.Module):
         return self if self.lossy is None else replace(self, faults=None)
 
     def check_task(self, task: Any) -> None:
-        """Refuse a task that this engine cannot host. The default refuses none."""
+        """Raise InvalidInput for a task that this engine cannot run. The default accepts every task."""
 
     def run(
         self,
@@ -84,17 +84,18 @@ class Engine(eqx.Module):
     ) -> RunResult:
         """Run a program for all clients.
 
-        A `ProgramRecipe` is built inside the compiled function, so a new number in its parts compiles nothing.
-        Each new finished program is compiled.
+        A `ProgramRecipe` is built inside the compiled function, so a new number in its parts needs no compilation.
+        A program given as a finished `Node` is compiled anew whenever it changes.
 
         Args:
             program: The program of one client.
             network: The links between clients, and the number of clients.
             states: Every client's initial state, clients on axis 0.
             data: Every client's private data, clients on axis 0.
-            key: Decides every draw: the program's, the network's and the faults'.
+            key: Random key, from which all draws of the program, the network and the faults follow.
             step: Network time at the start; to continue a run, give its `RunResult.step`.
-            record: By name of a loop, a `Recorder` or a function of one client's state and context.
+            record: What to record in a loop, by the loop's name: a `Recorder`, or a function of one client's state
+                and context. None records nothing.
             every: Number of iterations between recorded rows, 1 or more.
             hooks: Observers, called between chunks.
         """
@@ -104,7 +105,7 @@ class Engine(eqx.Module):
 
     @abc.abstractmethod
     def execute(self, request: Request) -> RunResult:
-        """Run a request: the implementation of `run`."""
+        """Run the program of a request for all clients. `run` calls this method."""
 
     def check_faults(self, faults: object) -> None:
         """Raise InvalidInput unless `faults` is `Faults` or None."""
@@ -122,10 +123,10 @@ class Engine(eqx.Module):
 
 
 class Ambient(NamedTuple):
-    """Engine and hooks that apply to all calls of engines in a block, without being passed on.
+    """Engine and hooks that apply to all engine calls inside a `with surround(…)` block.
 
-    It serves code such as the command line, which starts user code that calls verbs. All other code passes engines and
-    hooks as arguments.
+    The command line needs them, because it starts user code that calls verbs itself. All other code passes engines
+    and hooks as arguments.
     """
 
     engine: Engine | None = None  # runs requests in place of the compiled engine that is called
@@ -137,13 +138,13 @@ _ambient: ContextVar[Ambient] = ContextVar("ambient", default=_NOTHING)
 
 
 def ambient() -> Ambient:
-    """Return the engine and hooks of the enclosing `surround`."""
+    """Return the engine and hooks set by the innermost enclosing `surround` block."""
     return _ambient.get()
 
 
 @contextmanager
 def surround(engine: Engine | None = None, hooks: Sequence[Hook] = ()) -> Iterator[None]:
-    """Apply `engine` and `hooks` in the block, in place of those of enclosing blocks."""
+    """Apply `engine` and `hooks` to engine calls in the block, instead of those set by enclosing blocks."""
     before = _ambient.set(Ambient(engine, tuple(hooks)))
     try:
         yield

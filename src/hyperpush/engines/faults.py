@@ -1,4 +1,4 @@
-"""Faults of a network: lost, repeated, delayed and so reordered messages."""
+"""Simulated faults of a network: messages that are lost, duplicated or delayed, and therefore reordered."""
 
 from typing import Annotated, final
 
@@ -19,8 +19,8 @@ class Faults(Configured):
 
     Args:
         loss: Probability that a copy of a message is lost, from 0 (never) to below 1.
-        duplicate: Probability that there is a second copy, from 0 to 1.
-        delay: Largest number of rounds that a copy is late; 0, …, `delay` are equally likely.
+        duplicate: Probability that a message is sent in a second copy, from 0 to 1.
+        delay: Largest delay of a copy in rounds, 0 or more. The delays 0, …, `delay` are equally likely.
 
     Example:
         >>> import hyperpush as hp
@@ -44,10 +44,10 @@ class Faults(Configured):
     def fates(
         self, key: PRNGKeyArray, step: Integer[ArrayLike, ""], sender: Integer[ArrayLike, ""], clients: int
     ) -> tuple[Bool[Array, "clients 2"], Int[Array, "clients 2"]]:
-        """Return the copies of a message that arrive, and their delays in rounds, for each receiver.
+        """Return, for each receiver and copy of a message, whether the copy arrives, and its delay in rounds.
 
-        The message is that of `sender` at `step`. Its fates depend on (key, step, sender) alone, with or without `jit`
-        and `vmap`. A second copy that does not exist counts as one that does not arrive.
+        The message is that of `sender` at `step`. The results depend only on (key, step, sender), with or without
+        `jit` and `vmap`. A second copy that does not exist counts as one that does not arrive.
         """
         # One vectorized hash for all numbers compiles several times faster than draws from separate keys.
         index = jnp.asarray(sender, jnp.uint32) * clients * 5 + jnp.arange(clients * 5, dtype=jnp.uint32)

@@ -1,7 +1,8 @@
-"""Hooks: observers of a run, called between compiled chunks. They cannot change its numbers.
+"""Hooks observe a run between its compiled chunks. They cannot change the run's results.
 
-All engines call `advance`. Compiled engines also call the methods from `resume_from` on: checkpoints and the search for
-a divergence are hooks, which may set the point where a run continues and bound the length of a chunk.
+All engines call `advance`, and verbs call `finish`. Compiled engines call `row` during the run; verbs call it at the
+end for other engines. Only compiled engines call the methods from `resume_from` on. With these a hook may choose where
+a run continues, and may shorten a chunk. Checkpoints and the search for a divergence use them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,34 +21,34 @@ Trail = tuple[tuple[Path, int], ...]  # the loops entered on the host, outermost
 
 
 class Cursor(NamedTuple):
-    """Position of a run."""
+    """Position of a running program: the loops entered, and the progress of the innermost one."""
 
     trail: Trail
     name: str  # name of the innermost loop
     done: int
     total: int  # maximum number of iterations
-    iterations: int  # since the last boundary of this loop
-    rounds: int  # exchanges since the last boundary; iterations if the loop exchanges nothing
+    iterations: int  # iterations since the end of this loop's last chunk
+    rounds: int  # communication rounds since then; equal to `iterations` if the loop exchanges no messages
 
 
 class Snapshot(NamedTuple):
-    """All arrays needed to continue a run, by name; the profile knows the structure at every path."""
+    """All arrays needed to continue a run, by name. The program's profile gives the pytree structure at each path."""
 
     trail: Trail  # (): the run has ended, and this is its result
     arrays: dict[str, Any]  # "rows": clients on axis 0; "history": on axis 1; "whole" and "clock": no client axis
     clients: int  # number of clients; rows beyond it are padding
-    extra: dict[str, int]  # work that the profile could not foresee
+    extra: dict[str, int]  # work beyond that in the profile: clients' work with answers of servers in plain Python
 
 
 class Replay(NamedTuple):
-    """The last chunk again, from its start."""
+    """Functions that rerun the last chunk from its start, to find the iteration that diverged."""
 
     finite_after: Callable[[int], bool]  # True if all numbers are finite after the given number of iterations
-    walk: Callable[[int], None]  # repeat one iteration on the host; an inner loop that diverges raises
+    walk: Callable[[int], None]  # rerun one iteration on the host; raises Diverged if an inner loop diverges
 
 
 class Hook:
-    """An observer that does nothing: the base of all hooks. Override `advance`, `row` or `finish`.
+    """Base class of hooks, which observe a run. Override `advance`, `row` or `finish`; the defaults do nothing.
 
     Example:
         >>> import jax.numpy as jnp
@@ -76,7 +77,7 @@ class Hook:
 
         Args:
             loop: Name of the recorded loop.
-            step: Iterations before the row; 0: the start.
+            step: Number of iterations before the row, 0 or more.
             values: Measurements by name, clients on axis 0.
         """
 
@@ -87,7 +88,7 @@ class Hook:
         """Return the snapshot from which a run continues, or None to start anew. `run` is a `HostLoop`."""
 
     def end_chunk(self, done: int, stop: int) -> int:
-        """Return the last iteration at which the next chunk of a loop may end."""
+        """Return the iteration where the next chunk ends, at most `stop`. `done` iterations are complete."""
         return stop
 
     def between_chunks(self, cursor: Cursor, snapshot: Callable[[], Snapshot | None]) -> None:
@@ -99,14 +100,14 @@ class Hook:
         self.advance(cursor.name, cursor.done, cursor.total)
 
     def find_divergence(self, cursor: Cursor, replay: Replay | None) -> None:
-        """Observe a chunk after which numbers are not finite; `replay` is None if its states were overwritten."""
+        """Observe a chunk that diverged (NaN or infinity). `replay` is None if its initial states were overwritten."""
 
     def keep_result(self, run: Any, snapshot: Callable[[], Snapshot | None]) -> None:
         """Observe the result of a run. `run` is a `HostLoop`."""
 
 
 class Divergence(Hook):
-    """Hook that ends a diverged run, and names the loop and the first round without finite numbers."""
+    """Hook that ends a diverged run with an error, which names the loop and the first round that diverged."""
 
     def find_divergence(self, cursor: Cursor, replay: Replay | None) -> None:
         good, bad = cursor.done - cursor.iterations, cursor.done
@@ -124,7 +125,10 @@ class Divergence(Hook):
 
 
 def tell_rows(hooks: Iterable[Hook], loop: str, iterations: Sequence[int], records: Any) -> None:
-    """Pass rows recorded after these iterations to the hooks that observe rows; all processes get all clients' rows."""
+    """Pass the rows recorded after these iterations to all hooks that define `row`.
+
+    Each process passes the rows of all clients.
+    """
     listening = [hook for hook in hooks if type(hook).row is not Hook.row]
     if not listening:
         return

@@ -1,4 +1,4 @@
-"""Keys derived from the key of a run: for the program's draws, the network's realization and the faults."""
+"""Random keys derived from the key of a run: for the program's draws, the network's random links and the faults."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def faults_key(key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def as_bits(leaf: Any) -> Any:
-    """Return the integers that a random key is made of; return any other array (or its shape) unchanged."""
+    """Return the integers of a random key; return any other array, or shape of an array, unchanged."""
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) else jax.eval_shape(jax.random.key_data, leaf)
 
 
 def from_bits(bits: Array, dtype: Any) -> Array:
-    """Undo `as_bits`: return the array of type `dtype`."""
+    """Return the array of type `dtype` from the result of `as_bits`."""
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return bits
     return jax.random.wrap_key_data(bits, impl=str(jax.random.key_impl(jnp.zeros((), dtype))))

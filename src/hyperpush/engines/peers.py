@@ -1,4 +1,4 @@
-"""Engine for one party's client on a real network, next to its own data."""
+"""Engine that runs one party's client on a real network, where that party's data are."""
 
 import json
 import re
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Mode = Literal["synchronous", "asynchronous"]
 DIGEST_BYTES = 32
 LIMIT = 256 << 20  # largest size of a message in bytes
-MESSAGE_OVERHEAD = 4096  # bytes of header and padding, with a margin
+MESSAGE_OVERHEAD = 4096  # upper bound on the bytes of header and padding in a message
 
 
 class Peers(Engine, Configured):
@@ -61,29 +61,32 @@ class Peers(Engine, Configured):
         engine = hp.Peers("hospital-3", addresses, authority="ca.pem", certificate="h3.pem", private_key="h3.key")
         hp.solve(task.for_client("hospital-3", data), method, network, key=0, engine=engine)
 
-    Use it when data must not leave their party. To try out a method use `hp.Simulate`, and for the code path of peers
-    without a network `hp.Threads`. Parties are trusted for the values that they send: plausible false values are not
-    detected. `hyperpush peer` runs it from a TOML file, `hyperpush swarm` runs all parties on one machine.
+    Use it when data must not leave their party. To try out a method, use `hp.Simulate`. To test the code of peers
+    without a network, use `hp.Threads`. Parties must trust each other: plausible false values are not detected.
+    `hyperpush peer` runs this engine from a TOML file, and `hyperpush swarm` runs all parties on one machine.
 
-    Results lack a client axis: `params` are this party's own. To chain verbs, pass `trained.task` to the next one.
+    Results lack a client axis: `params` are those of this party. To chain verbs, pass `trained.task` to the next one.
     Calls of different programs do not disturb each other. Give repeated calls of one program different `session` names.
 
     Args:
         party: Name of this party's client, as in `task.for_client(name)`.
         addresses: All parties in the order of their clients, each with its `host:port`. A party with None does not
             listen, but dials all its neighbors, which is enough behind a NAT. If two parties listen, both dial.
-        authority: The PEM file of the authority that signs certificates. It and the next two are None only with
-            `tls=False`.
+        authority: The PEM file of the authority that signs certificates. `authority`, `certificate` and `private_key`
+            may be None only with `tls=False`.
         certificate: The PEM file of this party's certificate, whose common name is `party`.
         private_key: The PEM file of the certificate's private key.
         tls: False: run without certificates, for trials among loopback addresses; other addresses are refused.
-        session: Name of the run, part of every message's key. Runs of different names do not hear each other.
+        session: Name of the run, part of every message's key. Parties in runs of different names get no messages
+            from each other.
         mode: "synchronous": rounds in lockstep, with the simulator's results. "asynchronous": each party at its own
             pace. It survives losses and crashes, for programs that send only conserved quantities (such as `SGP` and
             `TrackedHGP`).
-        patience: Seconds to wait for a party before the run ends with an error. Choose longer than a restart takes.
-        close_after: Seconds after which a party that has vanished is removed; asynchronous mode only.
-        longest_wait: Upper bound, in seconds, of the adaptive deadlines for one message; asynchronous mode only.
+        patience: Seconds, above 0, to wait for a party before the run ends with an error. Choose more than a restart
+            takes.
+        close_after: Seconds, above 0, after which an absent party is removed; asynchronous mode only.
+        longest_wait: Longest time in seconds, above 0, to wait for one message. Deadlines adapt to the network below
+            this bound; asynchronous mode only.
         checkpoint: A file to continue from after a crash. None: a party that crashes cannot come back.
         checkpoint_every: Number of exchanges between checkpoints; 0: none. Asynchronous mode saves every exchange.
         keep_checkpoint: True keeps the file after the run, for a caller that still has to save the result.
@@ -93,9 +96,10 @@ class Peers(Engine, Configured):
             covers each release only once.
         faults: Injected faults on top of the network's, for trials in asynchronous mode. None: no injected faults.
         fault_seed: Seed of the injected faults, 0 or more.
-        digest: 32 bytes that all parties compare before they start. None: made of the program's messages, loops and
-            numbers, the network and the key. The code of all functions is compared in either case.
-        on_start: Called with the running `PeerSession`, through which a caller can watch, leave or stop the run.
+        digest: 32 bytes that all parties compare before they start. None: a digest of the program's messages, loops
+            and numbers, the network and the key. The code of all functions is compared in either case.
+        on_start: Function called with the running `PeerSession`, through which a caller can watch, leave or stop the
+            run. None: no call.
 
     Raises:
         InvalidInput: An option is out of range; the extra `peers` is not installed; or the task is another party's.
@@ -147,7 +151,7 @@ class Peers(Engine, Configured):
 
     @property
     def asynchronous(self) -> bool:
-        """True if each party goes at its own pace."""
+        """True if parties do not wait for each other in every round."""
         return self.mode == "asynchronous"
 
     @property
@@ -159,7 +163,7 @@ class Peers(Engine, Configured):
         return "asynchronous peers" if self.asynchronous else ""
 
     def check_task(self, task: "Task") -> None:
-        """Refuse a task of all clients or of another party, and options under which a private task would leak."""
+        """Raise InvalidInput for a task of all clients or of another party, and for options that leak private data."""
         if task.owner is None or task.names[task.owner] != self.party or task.names != tuple(self.addresses):
             whose = "all clients'" if task.owner is None else f"{task.names[task.owner]}'s, of {', '.join(task.names)}"
             parties = ", ".join(self.addresses)
@@ -181,7 +185,10 @@ class Peers(Engine, Configured):
         return Origin(*given, secret_digest(read_secret(Path(self.secret), resumes)))
 
     def connect(self, program: Node, network: Network) -> "Connection":
-        """Return this party's links, address and identity. Refuse, before any writing or sending, what cannot run."""
+        """Return this party's links, address and certificate.
+
+        Invalid input raises an error here, before any file is written or any message sent.
+        """
         from hyperpush.engines.transport.zenoh.session import settings
 
         if self.asynchronous:
@@ -200,7 +207,7 @@ class Peers(Engine, Configured):
     def _address_to_dial(self, other: str) -> Address | None:
         """Return the address of a neighbor; None if it does not listen. If both listen, both dial.
 
-        A party that returns is then heard at once, even if strangers keep its neighbor from accepting its call.
+        So a restarted party is connected at once, even if strangers keep its neighbor from accepting connections.
         """
         there, here = self.addresses[other], self.addresses[self.party]
         if there is None and here is None:
@@ -289,7 +296,7 @@ class Peers(Engine, Configured):
 
 
 def longest_message(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> int:
-    """Return an upper bound on the bytes of a program's messages, whose running sums are float64."""
+    """Return an upper bound on the bytes of a program's messages, in which running sums take float64."""
     spelled = spelled_out(recipe)
     program, found = spelled.program(), profile(spelled, state, data, clients)
     answers = [answer_shapes(at(program, place.path), place.message, clients) for place in found.sendings]
@@ -305,7 +312,7 @@ def refused_by_name(names: list[str], refused: Mapping[int, Mapping[str, int]]) 
 
 
 class Connection(NamedTuple):
-    """Links of a party to the others."""
+    """How a party connects to others: the addresses of its neighbors, its own address and its certificate."""
 
     client: int
     links: Mapping[str, Address | None]  # neighbors by name, with the address to dial; None: the neighbor dials
@@ -324,9 +331,9 @@ class PeerSession:
     start: str  # identifier of this fresh start of the party, kept when it is resumed
     not_compared: str = ""  # the reason why the parties cannot compare their code; empty if they have
     begun: bool = False  # True once all parties have said hello
-    on_begin: Callable[[], None] | None = None  # called then, before anything is sent
-    leaves: bool = False  # True once it was asked to leave
-    position: Mapping[str, Any] | None = None  # loop, step and total, under the keys of events
+    on_begin: Callable[[], None] | None = None  # called when `begun` becomes True, before the first message is sent
+    leaves: bool = False  # True after a call of `leave`
+    position: Mapping[str, Any] | None = None  # "loop", "step" and "total" of the last progress report
 
     def begin(self) -> None:
         """Note that all parties have said hello, and call `on_begin`."""
@@ -348,7 +355,7 @@ class PeerSession:
         return self.transport.news()
 
     def watch(self, progress: Progress | None) -> Progress:
-        """Return a progress function that also notes the position here."""
+        """Return a function that passes progress on to `progress`, and stores it in `position`."""
 
         def show(name: str, done: int, total: int) -> None:
             self.position = {"loop": name, "step": done, "total": total}
@@ -358,7 +365,7 @@ class PeerSession:
         return show
 
     def status(self) -> dict[str, Any]:
-        """Return the progress of the client, and its view of the others."""
+        """Return the progress of this party's client, and what it knows about its neighbors."""
         counts, links = self.peer.counts, self.transport.status()
         return {
             "round": counts.rounds,
@@ -378,7 +385,7 @@ class PeerSession:
 
 
 def needs_server(program: Node) -> bool:
-    """True if one peer has to gather the messages of all."""
+    """Return True if a program requires one peer that gathers the messages of all peers."""
     return contains(
         program, lambda node: isinstance(node, Server) or (isinstance(node, Average) and node.by == "exact")
     )
@@ -387,7 +394,7 @@ def needs_server(program: Node) -> bool:
 def neighbors(network: Network, client: int, everyone: bool = False) -> list[int]:
     """Return the clients with a link to or from `client` at any step.
 
-    With `everyone`, which a server requires, the server is linked to all clients, and they to it.
+    With `everyone`, which programs with a server require, all clients are also linked to the peer `SERVER`.
     """
     possible = network.possible()
     linked = np.asarray((possible + possible.T).todense())[client] > 0
@@ -400,7 +407,7 @@ def neighbors(network: Network, client: int, everyone: bool = False) -> list[int
 def _description(
     recipe: ProgramRecipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
 ) -> tuple[list[Any], list[Any]]:
-    """Return a program's messages and loops, and the numbers on which all parties must agree."""
+    """Describe a run for comparison between parties: its messages and loops, and its numbers, network and key."""
     found = profile(recipe, state, data, network.clients)
     sent = [(place.path, repr(place.message)) for place in found.sendings]
     loops = [(path, loop.name, loop.at_most) for path, _, loop in found.loops]

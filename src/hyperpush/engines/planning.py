@@ -1,6 +1,6 @@
-"""Estimates of the costs of an experiment: an engine that profiles calls instead of running them.
+"""Estimates of the costs of an experiment, by an engine that profiles programs instead of running them.
 
-Each call is profiled and answered with ones of the right shape. Code between the calls really runs.
+Each engine call is profiled and returns arrays of ones of the right shape. Code between the calls runs as usual.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,12 @@ LARGE = 1 << 24  # bytes
 
 @final
 class Planner(Engine):
-    """Engine that answers every call with ones, and notes the costs that it would have on `processes` processes."""
+    """Engine that runs nothing: each call returns ones, and its costs on `processes` processes are noted."""
 
     processes: int = eqx.field(static=True, default=1)
-    # One row per call, of upper bounds: loops that clients agree to end may end earlier. `parameters` is the largest
-    # number of values in one client's state during the call; `floats` is the number that a client sends.
+    # One row of costs per call. Costs are upper bounds, because loops that clients agree to end may end earlier.
+    # `parameters` is the largest number of values in one client's state during the call. `floats` is the number of
+    # values that a client sends.
     pieces: list[dict[str, Any]] = eqx.field(static=True, default_factory=list)
 
     def active(self) -> AbstractContextManager[None]:
@@ -74,7 +75,7 @@ class Planner(Engine):
         )
 
     def held(self, largest: int, clients: int, states: PyTree, data: PyTree) -> float:
-        """Return the bytes that a process holds: states, which loops hold twice, and data."""
+        """Return the bytes that a process holds: the data, and the states twice, as loops do."""
         held = 2 * largest + bytes_of(data)
         if self.processes == 1:
             return held
@@ -84,14 +85,14 @@ class Planner(Engine):
 
 
 def planned_rows(found: Profile, name: str, recorder: Recorder, every: int) -> int:
-    """Return the number of rows that are recorded of the loops of a name."""
+    """Return the largest number of rows that a recorder notes in the loops called `name`."""
     passes = found.passes()
     loops = [(passes[around], loop.at_most) for _, around, loop in found.loops if loop.name == name]
     return sum(entered * recorder.count(at_most, every) for entered, at_most in loops)
 
 
 def ones(shapes: PyTree) -> PyTree:
-    """Return arrays of ones (so that ratios of them exist). Large arrays take no memory."""
+    """Return arrays of ones with these shapes, so that user code can divide them. Large arrays take no memory."""
 
     def one(leaf: Any) -> Any:
         if bytes_of(leaf) > LARGE and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -102,7 +103,7 @@ def ones(shapes: PyTree) -> PyTree:
 
 
 def plan(run: Callable[[Callable[[Any], None]], Any], processes: int) -> dict[str, Any]:
-    """Return the engine calls that `run` makes, their total costs, and every ε that it reports.
+    """Return the costs of the engine calls in `run`, their totals, and the privacy losses ε that `run` reports.
 
     `run(note)` may call `note` with intermediate records.
     """
@@ -128,7 +129,7 @@ def plan(run: Callable[[Callable[[Any], None]], Any], processes: int) -> dict[st
 
 
 def find_epsilon(values: Any, found: dict[str, float], where: str = "") -> None:
-    """Collect every ε in a record or a result; keep the largest of each name."""
+    """Add to `found` each ε in a record or a result, by name; keep the largest of each name."""
     if isinstance(values, dict):
         for name, value in values.items():
             find_epsilon(value, found, str(name))

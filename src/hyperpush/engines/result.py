@@ -1,4 +1,4 @@
-"""Result of a run, its recorded rows, and its progress reports."""
+"""Types for the result of a run, its recorded rows, and its progress reports."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ RecordFunction = Callable[[State, Context], PyTree]
 
 @final
 class Recorder(eqx.Module):
-    """Record of a loop: `f(state, context)` of every client, after every `every`-th iteration.
+    """Record `f(state, context)` of every client in a loop, after every `every`-th iteration.
 
-    `entry=True` adds a first row, of the state on entering the loop, before its first iteration. `last` is the last
-    iteration with a row, even if `every` does not divide it; 0: no such iteration.
+    `entry=True` adds a first row with the state before the loop's first iteration. `last` is an iteration that gets a
+    row even if `every` does not divide it; 0 names none.
     """
 
     f: RecordFunction
@@ -29,16 +29,16 @@ class Recorder(eqx.Module):
     last: int = eqx.field(static=True, default=0)
 
     def due(self, done: Any, every: int) -> Any:
-        """Return True if a row follows iteration number `done`."""
+        """Return True if a row is recorded after iteration number `done`, counted from 1."""
         due = done % every == 0
         return due | (done == self.last) if self.last % every else due
 
     def count(self, done: int, every: int) -> int:
-        """Return the number of rows after `done` iterations."""
+        """Return the number of rows recorded in the first `done` iterations."""
         return done // every + self.entry + (0 < self.last <= done and self.last % every > 0)
 
     def iteration(self, row: int, every: int) -> int:
-        """Return the number of iterations before a row; row 0 is that of the entry."""
+        """Return the number of iterations before a row; row 0 is the state before the first iteration."""
         return min(row * every, self.last) if self.last else row * every
 
 
@@ -49,7 +49,7 @@ Recorders = Mapping[str, Record]
 
 
 def recorders_of(record: Recorders | None) -> dict[str, Recorder]:
-    """Return the recorders by name of their loop. Their numbers become arrays, so a new number compiles nothing."""
+    """Return the recorders by name of their loop. Numbers in them become arrays, so new numbers need no compilation."""
     made = {name: each if isinstance(each, Recorder) else Recorder(each) for name, each in (record or {}).items()}
     return with_arrays(made)
 
@@ -63,7 +63,7 @@ def record_shapes(found: Profile, name: str, recorder: Recorder, clients: int, d
 @final
 @dataclass(frozen=True)
 class RowClock:
-    """Network time and traffic at each row of a record."""
+    """Network time and number of values sent, at each row of a record."""
 
     step: Int[np.ndarray, " rows"]  # network time
     floats: Int[np.ndarray, " rows"]  # numbers that each client had sent in the run (a message to several counts once)
@@ -71,7 +71,7 @@ class RowClock:
 
     @property
     def rounds(self) -> Int[np.ndarray, " rows"]:
-        """Number of exchanges in the run before each row."""
+        """Number of communication rounds in the run before each row."""
         return self.step - self.started
 
 
@@ -85,7 +85,7 @@ class Rows(NamedTuple):
     clocks: "dict[str, RowClock]"
 
 
-OUTSIDE = "program"  # place named in an error for a divergence outside of loops
+OUTSIDE = "program"  # name that an error gives to code outside of all loops
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,16 @@ class RunResult:
 
     states: PyTree  # every client's state, clients on axis 0
     step: int  # network time after the run: the next run starts here
-    rounds: int  # exchanges that took place
+    rounds: int  # number of communication rounds
     floats: int  # numbers that each client sent (a message to several receivers counts once)
     work: Work  # gradients and products that each client computed, by kind and data set (server work is not counted)
     history: dict[str, PyTree]  # by loop: values of its record function, leaves [records, clients, …]
     late: int = 0  # messages dropped for missing their round (the simulator counts those under way at the end)
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
-    # Members' messages with impossible content: counts by name of the member and by reason.
+    # Messages with invalid content from other parties: counts by name of the party and by reason.
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
-    isolated: str = ""  # averages of a party that say little about the others, in words; empty: none
-    totals: dict[Path, Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
+    isolated: str = ""  # a sentence if a party's averages contain little of other parties' values; else empty
+    totals: dict[Path, Totals] = field(default_factory=dict)  # on a faulty network: running sums of each link
     clocks: dict[str, RowClock] = field(default_factory=dict)  # by loop: network time and traffic at its rows
     # Bytes that each client sent: the size of a message for each live link that it used, and once to a server.
     bytes: Int[np.ndarray, " clients"] = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -13,7 +13,7 @@ from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Server,
 
 
 def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
-    """Refuse programs that would be silently wrong, or never end, on links that lose messages.
+    """Raise InvalidInput for programs that give wrong results, or never end, on links that lose messages.
 
     With `trees`, averages along a tree are allowed, because the engine sends their messages again.
     """
@@ -33,7 +33,7 @@ def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
 
 
 def check_recording(recorders: Mapping[str, Recorder], every: int, found: Profile) -> None:
-    """Refuse to record a loop that the program lacks."""
+    """Raise InvalidInput if `every` is below 1, or if a recorder names a loop that the program does not have."""
     check_integer("every", every, minimum=1)
     names = {loop.name for _, _, loop in found.loops}
     for name in recorders:
@@ -50,7 +50,7 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
 
 
 def check_conserved(program: Node) -> None:
-    """Refuse programs whose messages must arrive in time: asynchronous peers cannot run them."""
+    """Raise InvalidInput for programs whose messages must arrive in time, which asynchronous peers cannot run."""
     check_repairable(program, True)
     if contains(program, lambda node: isinstance(node, Exchange) and not node.conserved):
         raise InvalidInput(

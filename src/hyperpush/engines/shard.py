@@ -1,7 +1,7 @@
 """A block of clients per device: for more clients or larger models than one device holds.
 
-It is the interpreter of `Simulate`, inside `shard_map` over a mesh with the single axis `clients`. Messages cross
-devices, of one process or of several, by XLA collectives. If clients do not divide evenly, clients without links are
+The interpreter of `Simulate` runs inside `shard_map` over a mesh with the single axis `clients`. XLA collectives carry
+messages between devices, in one process or in several. If the clients do not divide evenly, clients without links are
 added as padding.
 """
 
@@ -22,20 +22,20 @@ def _as_tuple(devices: Any) -> Any:
 
 
 def _are_devices(given: Any) -> bool:
-    """True if these are different devices, at least one."""
+    """Return True for a collection of one or more different devices."""
     return bool(given) and all(isinstance(each, jax.Device) for each in given) and len(set(given)) == len(given)
 
 
 class Shard(CompiledEngine):
-    """A block of clients per device, with the devices of all processes by default.
+    """Engine with one block of clients per device. By default it uses the devices of all processes.
 
     Use it if states or data do not fit one device, or if clients compute for much longer than they communicate.
-    Otherwise `Simulate` is faster. Results agree with it to rounding.
+    Otherwise `Simulate` is faster. The results of both engines agree up to rounding.
 
     Args:
-        devices: The devices to use. A number takes the first of `jax.devices()`; None takes all.
-        clients_per_batch: Number of clients that a device computes at a time, 1 or more. None computes its whole
-            block, or large clients in turn, as `hp.Simulate`.
+        devices: The devices to use, or a number k ≥ 1 for the first k of `jax.devices()`. None takes all.
+        clients_per_batch: Number of clients that a device computes at a time, 1 or more. None computes the whole
+            block at once, or one client after another if clients are large, as in `hp.Simulate`.
         compile_fully: True lets XLA spend its full effort on every run, as in `hp.Simulate`.
 
     Raises:

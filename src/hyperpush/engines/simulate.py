@@ -1,4 +1,4 @@
-"""All clients on one device, stacked on axis 0: the engine for research, and the default."""
+"""Engine with all clients on one device, stacked on axis 0: the default, made for research."""
 
 from collections.abc import Mapping
 
@@ -26,18 +26,19 @@ from hyperpush.programs import Node, ProgramRecipe, as_recipe, one_client, profi
 
 
 class Simulate(CompiledEngine):
-    """All clients on one device, vectorized: the default, and the fastest while states and data fit.
+    """Engine with all clients on one device, vectorized: the default, and the fastest if states and data fit there.
 
-    In a run of several processes the clients are spread over them (as by `Shard`), unless links are faulty.
+    With several processes, each holds a part of the clients, as in `Shard`. With faulty links each holds all of them.
 
     Args:
         clients_per_batch: Number of clients that are computed at a time, 1 or more. 1 takes the least memory. None
-            computes all at once, but in turn where a client's state and the largest array that it computes take more
-            than 1 MB and more than its data: then turns are as fast, and activations exist once.
+            computes all at once if clients are small. Large clients are computed one after another, which is as fast
+            and stores activations of one client only. A client is large if its state and the largest array that it
+            computes take more than 1 MB and more than its data.
         faults: Faults of the links. None: reliable links.
-        compile_fully: True lets XLA spend its full effort on every run. False compiles long programs with little
-            work with fewer optimizations, which saves a fifth to a half of first calls. Their later calls take up to
-            1.5 times as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
+        compile_fully: True compiles every run with all XLA optimizations. False compiles long programs with little
+            work with fewer optimizations. Their first calls are a fifth to a half shorter, later calls take up to
+            1.5 times as long, and results differ by rounding. Choose True to repeat such a run a thousand times.
 
     Raises:
         InvalidInput: An option is out of range.
@@ -62,7 +63,7 @@ class Simulate(CompiledEngine):
     def level_of(
         self, recipe: ProgramRecipe, network: Network, states: PyTree, data: PyTree, runs: int = 1
     ) -> Level | Choice:
-        """Return the compile level of a program with `runs` pure evaluations."""
+        """Return the level of compiler optimizations for a program that evaluates the recipe `runs` times."""
         if self.compile_fully:
             return "full"
         found = profile(recipe, one_client(states), one_client(data), network.clients)
@@ -86,7 +87,7 @@ def evaluate(
     clients_per_batch: int | None = None,
     faults: Faults | None = None,
 ) -> tuple[PyTree, dict[str, PyTree]]:
-    """Run a program as one pure function, to be jitted, and vmapped over keys, states or numbers.
+    """Run a program as one pure function, for use inside `jit`, or `vmap` over keys, states or numbers.
 
     Without such a transformation use `Simulate().run`: it counts costs and checks that numbers are finite.
     Only outermost loops can be recorded.
@@ -96,9 +97,10 @@ def evaluate(
         network: The links between clients.
         states: Every client's initial state, clients on axis 0.
         data: Every client's private data, clients on axis 0.
-        key: Decides every draw.
+        key: Random key, from which all draws follow.
         step: Network time at the start.
-        record: By name of a loop, a `Recorder` or a function of one client's state and context.
+        record: What to record in a loop, by the loop's name: a `Recorder`, or a function of one client's state and
+            context. None records nothing.
         every: Number of iterations between recorded rows, 1 or more.
         clients_per_batch: Number of clients that are computed at a time, 1 or more; None: all at once.
         faults: Faults of the links; None: reliable links.

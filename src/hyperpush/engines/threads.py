@@ -1,4 +1,4 @@
-"""All clients of a run as peers in one process, a thread for each, exchanging bytes."""
+"""Engine with one thread per client in a single process; clients exchange messages as bytes, as real peers do."""
 
 import threading
 from collections import Counter
@@ -22,7 +22,7 @@ from hyperpush.programs import Node, ProgramRecipe
 
 
 class Threads(Engine):
-    """Every client as a peer in its own thread, on a network in memory: the code path of real peers, for tests.
+    """Engine with one thread per client and a network in memory, to test the code path of real peers.
 
     Args:
         faults: Faults of the links. None: reliable links.
@@ -62,7 +62,7 @@ def run_peers(
     every: int = 1,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Run the peers, each in a thread, with messages through `hub`. Return the result of all clients."""
+    """Run each peer in a thread, with messages through `hub`, and return the combined result of all clients."""
     check_clients("states", states, len(peers))
     check_clients("data", data, len(peers))
     results: list[RunResult | None] = [None] * len(peers)
@@ -90,7 +90,7 @@ def run_peers(
 
 
 def _all_clients(results: list[RunResult]) -> RunResult:
-    """Combine the results of all clients into one."""
+    """Combine the clients' results into one, with clients on axis 0 of states and axis 1 of records."""
     one = results[0]
     rows = {name: np.mean([each.clocks[name].floats for each in results], axis=0) for name in one.clocks}
     return replace(

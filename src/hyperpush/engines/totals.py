@@ -1,4 +1,4 @@
-"""Running sums of all links at one place of a program, stacked over senders and receivers."""
+"""Running sums on faulty links, for messages whose total must be conserved; see `compiled/lossy.py`."""
 
 from dataclasses import replace
 
@@ -11,13 +11,16 @@ NEVER = jnp.iinfo(jnp.int32).max
 
 
 class Totals(eqx.Module):
-    """The running sums of every link (sender, receiver) at one place of a program; sums have axis 0 (high, low)."""
+    """The running sums of every link (sender, receiver) for one sending node of a program.
 
-    sums: PyTree  # σ, leaves [2, n, n, …]
-    taken: PyTree  # ρ
-    taken_step: Int[Array, "n n"]  # step of the newest total taken; −1: none
-    past: PyTree  # σ as sent in the last delay+1 exchanges, leaves [delay+1, 2, n, n, …]
-    past_step: Int[Array, " depth"]
+    Axis 0 of each sum holds its two parts (high, low).
+    """
+
+    sums: PyTree  # σ: sum of all that the sender put on the link, leaves [2, n, n, …]
+    taken: PyTree  # ρ: the newest σ that the receiver got, leaves [2, n, n, …]
+    taken_step: Int[Array, "n n"]  # step in which that σ was sent; −1: none yet
+    past: PyTree  # σ as sent in each of the last delay+1 exchanges, leaves [delay+1, 2, n, n, …]
+    past_step: Int[Array, " depth"]  # step of each of these exchanges; −1: none yet
     due: Int[Array, "depth n n"]  # step at which the message of that exchange arrives; NEVER: lost or not sent
 
     @staticmethod
@@ -43,17 +46,17 @@ class Totals(eqx.Module):
         )
 
     def in_flight(self) -> PyTree:
-        """Return Σ_links (σ − ρ): the sum of all that was sent and not yet received."""
+        """Return the sum over all links of what was sent and not yet received, Σ_links (σ − ρ)."""
         return jax.tree.map(lambda sums, taken: jnp.sum(difference(sums, taken), axis=(0, 1)), self.sums, self.taken)
 
 
 def difference(a: Array, b: Array) -> Array:
-    """Return a − b of sums (high, low)."""
+    """Return a − b for two sums stored as (high, low)."""
     return (a[0] - b[0]) + (a[1] - b[1])
 
 
 def two_sum(sums: Array, x: Array) -> Array:
-    """Return (high, low) + x, with the rounding error of `high` added to `low` (Knuth's two-sum)."""
+    """Return the sum (high, low) + x; the rounding error of `high` goes into `low` (Knuth's two-sum)."""
     high, low = sums
     total = high + x
     rest = total - high

@@ -17,8 +17,8 @@ from hyperpush.solving.choice import situation
 from hyperpush.task.private_problem import Noise
 from hyperpush.task.problem import Problem
 
-PRIVATE_STEPS = 10  # every step of a private run is a release
-STEPS = LOSSY_STEPS  # where clients cannot vote on an end
+PRIVATE_STEPS = 10  # few, because each step of a private run is a release
+STEPS = LOSSY_STEPS  # number of steps if clients cannot vote on ending
 
 
 class Automatic(HypergradientEstimator):
@@ -86,7 +86,7 @@ class Automatic(HypergradientEstimator):
     def _choose(
         self, noise: Noise | None, engine: Any = None, network: Any = None, task: Any = None
     ) -> tuple[HypergradientEstimator, str]:
-        """Return the estimator for data with this noise, and the reason."""
+        """Return the chosen estimator and the reason; `noise` is the task's privacy noise, None without privacy."""
         kind, why, votes = situation(noise is not None, self.batch_size, self.trust, engine, network, task)
         if kind == "tree":
             return TreeCG(tolerance=self.tolerance), why

@@ -22,7 +22,7 @@ E = TypeVar("E", bound="HypergradientEstimator")
 
 
 class HypergradientState(eqx.Module):
-    """A client's state of a hypergradient: the point (params, hyper) and the estimate of d_{λ_i} F̄ there."""
+    """A client's state in an estimate: the point (params, hyper) and the estimate of d_{λ_i} F̄ at that point."""
 
     params: PyTree
     hyper: PyTree
@@ -33,14 +33,15 @@ class HypergradientState(eqx.Module):
     certify: Bool[Array, "*clients"] | None = None  # False skips the checks of singularity and of params; None: True
     start: Float[Array, "*clients"] | None = None  # ‖params before training‖; None: unknown
     outer: Int[Array, "*clients"] | None = None  # outer step; None outside of an algorithm
-    size: Float[Array, "*clients"] | None = None  # rms ‖v_i‖ of the first outer step if it passed; 0 before
-    terms: Float[Array, "*clients"] | None = None  # size of the two terms of v_i; None: not requested
+    size: Float[Array, "*clients"] | None = None  # rms ‖v_i‖ of the first outer step, if that estimate passed; else 0
+    terms: Float[Array, "*clients"] | None = None  # sum of the norms of the two terms of v_i; None: not requested
 
 
 class HypergradientEstimator(Method):
-    """A method that estimates the derivative of the outer cost by hypers, through the inner problem.
+    """The base class of methods that estimate the derivative of the outer cost with respect to the hypers.
 
-    Its program works on `HypergradientState` states and sets `value`. Clients' data are `Data`.
+    The derivative includes the effect of the hypers on the inner solution. The method's program works on states of type
+    `HypergradientState` and sets their `value`. Each client's data are a `Data`.
     """
 
     sample: ClassVar[str] = "HGP(steps=…, pushes=…, step_size=…)"
@@ -77,6 +78,6 @@ def outer_gradient_shares(problem: Problem, state: HypergradientState, ctx: Cont
 def subtract_indirect(
     problem: Problem, state: HypergradientState, direct: PyTree, q: PyTree, ctx: Context
 ) -> HypergradientState:
-    """Return the state with the estimate `direct` − B_i q."""
+    """Return the state with the estimate `direct` − B_i q, where B_i = ∂²_λx f_i on all training examples."""
     product = problem.jacobian_product(state.params, state.hyper, full_batch(ctx.data.train), q)
     return replace(state, value=jax.tree.map(jnp.subtract, direct, product))

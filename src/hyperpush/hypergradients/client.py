@@ -17,9 +17,9 @@ class ClientGradient(Implicit):
 
         d F_i(x*(λ), λ_i) / dλ_i = ∂_λ F_i − B_i (Σ_k H_k)⁻¹ ∂_x F_i
 
-    There is one linear system per client, with the sum of all Hessians. First all clients learn all right-hand sides.
-    Then every step of conjugate gradients takes exact means of the products with n directions. The target is that of
-    Chen, Huang and Ma, arXiv:2206.05670.
+    with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. There is one linear system per client, with
+    the sum of all Hessians. First all clients receive all right-hand sides. Then every step of conjugate gradients
+    takes exact means of the products with n directions. The target is that of Chen, Huang and Ma, arXiv:2206.05670.
 
     **Use it** if clients minimize only their own costs on a shared model. **Avoid it** with many clients: it sends
     n·d numbers per step.

@@ -23,11 +23,12 @@ class Dense(SystemSolver):
 
         d F̄ / dλ_i = (1/n) ∂_λ F_i − B_i (Σ_k H_k)⁻¹ (1/n) Σ_j ∂_x F_j
 
-    Every client forms its d×d Hessian at its own params and sends it once (Pedregosa, arXiv:1602.02355).
+    with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. Every client forms its d×d Hessian at its
+    own params and sends it once (Pedregosa, arXiv:1602.02355).
 
     **Use it** as a reference on small problems. **Avoid it** elsewhere: it keeps and sends d² numbers.
 
-    The eigenvalues of the mean Hessian show a singular or indefinite system, and give the size of the error.
+    The eigenvalues of the mean Hessian show whether the system is singular or indefinite, and give an error estimate.
 
     Departures from the paper:
         1. The system is solved directly, not by conjugate gradients.

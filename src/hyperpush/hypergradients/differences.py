@@ -12,7 +12,7 @@ from hyperpush.task.problem import Problem
 
 
 class DifferenceProblem(Problem):
-    """A problem whose products are central differences of inner gradients along the vector.
+    """A problem whose products with second derivatives are central differences of inner gradients along the vector.
 
     With rounding unit ε, the smallest error of a difference is about ε^(2/3) of the gradient: 4e-11 in float64, 2e-5 in
     float32. A difference costs two gradients.
@@ -40,7 +40,7 @@ class DifferenceProblem(Problem):
 
 
 def transposed_product(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-    """Return ∂²_xλ f · vector, for a vector of the hyper's shape."""
+    """Return the product of ∂²_xλ f with a vector of the hyper's shape."""
     if isinstance(problem, DifferenceProblem):
         return problem.transposed_product(params, hyper, batch, vector)
     gradient = jax.grad(problem.inner_cost)

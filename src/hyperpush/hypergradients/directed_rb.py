@@ -11,14 +11,17 @@ from hyperpush.task.problem import Problem
 
 
 class DirectedRB(Recurrent):
-    """Directed recurrent backpropagation: back through the steps of SGP, along reversed links.
+    """Directed recurrent backpropagation: differentiate backward through the steps of SGP, along reversed links.
 
-    From u = c_x and v = c_λ, `steps` times
+    Each client starts from u = (1/n) ∂_x F_i/ω_i, with its mean push-sum weight ω_i, and v = (1/n) ∂_λ F_i. It repeats
+    `steps` times
 
         v ← v + B u,   u ← A u
 
-    with the maps A and B of `recurrent.py`: the series of the fixed point of SGP's expected step. The estimate of the
-    truncated series is unbiased, but more `steps` do not reduce its noise from the links. Several papers call it HGP
+    Here A goes back through one expected step of SGP, and B adds the effect of the hypers on that step (equations in
+    `recurrent.py`). The limit is the derivative of the outer cost at the fixed point of SGP's expected step. The
+    estimate of the truncated series is unbiased, but more `steps` do not reduce its noise from the links. Several
+    papers call it HGP
     ("Personalized decentralized bilevel optimization over stochastic and directed networks", "Cooperative personalized
     bilevel optimization over random directed networks").
 

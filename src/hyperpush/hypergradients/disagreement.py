@@ -1,4 +1,4 @@
-"""Measure the disagreement of the peers' params, where no peer sees all of them."""
+"""Measure how far the peers' params differ, although no peer sees all of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,9 +22,10 @@ class _State(eqx.Module):
 
 
 def append_disagreement(program: Node) -> Node:
-    """Append two averages along a tree that measure the disagreement of the clients' params.
+    """Return the program with two averages along a tree that measure the disagreement of the clients' params.
 
-    Params that differ by more than 0.02 of their mean are unsolved. Params that agree may still be far from solved.
+    If the disagreement is more than 0.02 of the mean's norm, the report says that params are unsolved. Params that
+    agree may still be far from the inner solution.
     """
 
     def enter(state: HypergradientState, ctx: Context) -> _State:

@@ -164,7 +164,7 @@ class HGP(HypergradientEstimator):
         return problem.products(*at, batch, state.u)
 
     def _private_program(self, problem: Problem, average: Average, start: Any) -> Node:
-        """Return the series with η Σ û in place of v. B_i is applied once, and the last H_i û is not needed."""
+        """Return the program for private tasks: it sums η û, applies B_i once at the end, and skips the last H_i û."""
 
         def gather(state: _State, ctx: Context) -> _State:
             return replace(state, q=optax.tree.add_scale(state.q, self.step_size, state.u))

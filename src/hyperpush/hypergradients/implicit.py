@@ -1,8 +1,8 @@
 """Common parts of estimators that solve a linear system by conjugate gradients.
 
 M. Hestenes and E. Stiefel, "Methods of conjugate gradients for solving linear systems", 1952. The steps are written out
-here instead of taken from a solver library: each step of `ImplicitCG` needs an exchange between clients. Elsewhere the
-products must stay visible in the trace, where they are counted and where a private task adds noise.
+here instead of taken from a solver library, because each step of `ImplicitCG` needs an exchange between clients. Also,
+the products must stay visible in the trace, where they are counted and where a private task adds noise.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from hyperpush.task.problem import Problem
 
 
 class Implicit(SystemSolver):
-    """An estimator with at most `steps` of conjugate gradients for a Hessian with `damping` on its diagonal."""
+    """An estimator by at most `steps` steps of conjugate gradients, with `damping` on the Hessian's diagonal."""
 
     steps: int = eqx.field(static=True)
     damping: Number = eqx.field(converter=as_number, default=0.0)
@@ -34,7 +34,10 @@ class Implicit(SystemSolver):
         check_integer(f"{type(self).__name__}.steps", self.steps, minimum=1)
 
     def start_probe(self, problem: Problem, size: int, dtype: jnp.dtype, ctx: Context) -> "System | None":
-        """Return a second system for directions without a part in the first; None if it is not needed or too noisy."""
+        """Return a system with a random right-hand side, which reveals singular directions that the first one misses.
+
+        Return None for `singular="minimum-norm"`, which does not need it, and on private tasks, which are too noisy.
+        """
         if self.ignores_flat or problem.private:
             return None
         return System.start(probe_of(size, dtype, ctx), self.steps)
@@ -43,7 +46,7 @@ class Implicit(SystemSolver):
 class System(eqx.Module):
     """A linear system during its solution by conjugate gradients, with the iterate q.
 
-    It stops changing once it is solved up to rounding, or has met a direction without curvature.
+    It stops changing once it is solved up to rounding, or after a direction without positive curvature.
     """
 
     q: Float[Array, "*k d"]
@@ -76,12 +79,16 @@ class System(eqx.Module):
         return jnp.where(self.ritz.count > 0, self.ritz.smallest(self.floor), jnp.inf)
 
     def error(self, smallest: Float[Array, ""]) -> Float[Array, ""]:
-        """Return about the largest error of q, if `smallest` is the smallest eigenvalue."""
+        """Return an estimate of the largest error of q if `smallest` is the smallest eigenvalue of the Hessian."""
         error = jnp.linalg.norm(self.residual) + self.drift
         return jnp.where(jnp.isinf(smallest), jnp.where(error > 0, jnp.inf, 0), error / smallest)
 
     def advance(self, image: Float[Array, " d"], spread: Float[Array, ""]) -> "System":
-        """Return the system after a step. `image` is matrix times direction, `spread` the size of its summands."""
+        """Return the system after a step.
+
+        `image` is the product of the matrix and the direction. `spread` is the root mean square of the norms of the
+        clients' products, from which `image` was averaged.
+        """
         squared, slope = self.residual @ self.residual, self.direction @ image
         size = jnp.linalg.norm(self.direction)
         system = replace(self, largest=jnp.maximum(self.largest, _ratio(spread, size)))
@@ -144,7 +151,7 @@ class Solving(eqx.Module):
 
     params: PyTree
     hyper: PyTree
-    systems: System  # stacked
+    systems: System  # k systems, stacked on axis 0
     probe: System | None
 
     @property
@@ -152,16 +159,16 @@ class Solving(eqx.Module):
         return self.systems.q
 
     def system(self, number: Array | int) -> System:
-        """Return one of the systems."""
+        """Return the system at position `number` of the k stacked systems."""
         return jax.tree.map(lambda leaf: leaf[number], self.systems)
 
 
 def solve_together(problem: Problem, method: Implicit, tolerance: Number | None = None) -> Node:
     """Return a node that solves (mean Hessian + damping·I) q = mean of the right-hand sides, on `Solving` states.
 
-    Clients average the right-hand sides and, in each step, the products H_i p and their squared norms. The rest is
-    local, because the vectors and their dot products are common. With a `tolerance`, the loop ends when the estimated
-    relative errors of all q are below it, or when rounding prevents a better result.
+    Clients average the right-hand sides and, in each step, the products H_i p with the direction p and the products'
+    squared norms. All other computations are local, because all clients hold the same vectors. With a `tolerance`, the
+    loop ends when the estimated relative errors of all q are below it, or when rounding prevents a better result.
     """
 
     def begin(state: Solving, right: Float[Array, "k d"], mass, ctx: Context):
@@ -191,7 +198,7 @@ def solve_together(problem: Problem, method: Implicit, tolerance: Number | None 
 
     share = Average(lambda state, ctx: (state.systems.residual, jnp.ones(())), begin, rounds=1, by="exact")
     step = Average(products, advance, rounds=1, by="exact")
-    # The condition reads only common values, so no vote is needed.
+    # All clients compute the same condition from common values, so they need no vote.
     until = None if tolerance is None else has_ended
     return Sequence(share, Repeat(step, method.steps, until=until, name=type(method).__name__, common=True))
 

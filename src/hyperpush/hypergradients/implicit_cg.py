@@ -19,9 +19,10 @@ class ImplicitCG(Implicit):
 
         v_i = (1/n) ∂_λ F_i − B_i q,    (Σ_k H_k) q = (1/n) Σ_j ∂_x F_j
 
-    The system is solved as on one machine (Pedregosa, arXiv:1602.02355). Each step takes the mean of the clients'
-    products H_k p, each at its own params. A second, random right-hand side reveals singular directions
-    without a part in the first. `singular="minimum-norm"` omits it and halves the messages.
+    with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. The system is solved as on one machine
+    (Pedregosa, arXiv:1602.02355). Each step takes the mean of the clients' products H_k p with the direction p; each
+    client computes its product at its own params. A second, random right-hand side reveals singular directions that the
+    first one does not contain. `singular="minimum-norm"` omits it and halves the messages.
 
     **Use it** with a server. **Avoid it** without one, and with mini-batches, which conjugate gradients do not
     tolerate.

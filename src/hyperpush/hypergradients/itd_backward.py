@@ -1,4 +1,4 @@
-"""Iterative differentiation: back through a recorded run of SGP, from its end.
+"""Iterative differentiation: differentiate backward through a recorded run of SGP.
 
 One step of SGP with given links, step size γ and batch maps a small change of z and λ to
 
@@ -35,7 +35,7 @@ class _Tape(eqx.Module):
 
     params: PyTree  # x
     mass: Float[Array, "*steps"]  # ω
-    sent: Float[Array, "*steps n"]  # push weights by receiver, with its own weight in its own place
+    sent: Float[Array, "*steps n"]  # push weights by receiver; the client's own entry is the weight that it keeps
 
 
 class _Run(eqx.Module):
@@ -44,7 +44,7 @@ class _Run(eqx.Module):
     z: PyTree
     mass: Float[Array, ""]  # ω
     hyper: PyTree
-    key: PRNGKeyArray  # draws the mini-batches, with the step; so they can be redrawn
+    key: PRNGKeyArray  # draws the mini-batch of each step, so the backward pass can redraw it
     tape: _Tape
     u: PyTree
     value: PyTree  # v
@@ -55,11 +55,13 @@ class _Run(eqx.Module):
 
 
 class ITDBackward(HypergradientEstimator):
-    """Iterative differentiation in backward mode: back through a recorded run of SGP.
+    """Iterative differentiation in backward mode: differentiate backward through a recorded run of SGP.
 
-    The result is the derivative of F̄(x(T), λ), where x(T) are the params after the T steps of `solver`. Links, weights
-    ω and mini-batches of the run are part of the function. From u = (1/n)∂_xF_i/ω_i, v = (1/n)∂_λF_i, for
-    t = T − 1, …, 0 with m_i = Σ_j P[j, i] u_j, all as they were in step t:
+    The result is the derivative of the mean outer cost F̄(x(T), λ), where x(T) are the params after the T steps of
+    `solver`. The links, push-sum weights ω and mini-batches of the run are held fixed. Each client starts from
+    u = (1/n)∂_xF_i/ω_i and v = (1/n)∂_λF_i. The links P, the weights ω, H_i = ∂²_xx f_i
+    and B_i = ∂²_λx f_i are those of step t. For t = T − 1, …, 0 the client takes m_i = Σ_j P[j, i] u_j and updates,
+    with the step size γ,
 
         gradient-first:  v ← v − γB_i m_i,  u ← m_i − γ/ω_i H_i m_i
         gradient-after:  v ← v − γB_i u_i,  u ← m_i − γ/ω_i H_i u_i
@@ -70,7 +72,8 @@ class ITDBackward(HypergradientEstimator):
     for long runs: each client keeps T(d + n) numbers. In `hp.solve` the run starts from the initial params.
 
     Departures from the paper:
-        1. A server mixes, because the links of SGP are gone in the backward pass, where messages run against them.
+        1. A server computes the sums m_i, because messages of the backward pass run against the links of the recorded
+           steps, and these links may no longer be up.
         2. Both variants of SGP, schedules and mini-batches are covered.
 
     Args:

@@ -1,7 +1,8 @@
-"""Judge if params solve the inner problem closely enough, in stages after an estimate, on the same averages.
+"""Judge whether params solve the inner problem closely enough, in stages that follow an estimate.
 
-At the clients' mean params x̄, δ = H(x̄)⁻¹ mean g_i(x̄) is the Newton step. A second estimate is made at x̄ − δ. Both
-estimates have known errors, so their difference measures the error of the first by unsolved params.
+The stages use the same averages as the estimate. At the clients' mean params x̄, the Newton step is
+δ = H(x̄)⁻¹ mean g_i(x̄), with the mean Hessian H and the inner gradients g_i. A second estimate is made at x̄ − δ. The
+errors of both estimates from the solver are known. So their difference measures the error that unsolved params cause.
 """
 
 from dataclasses import replace
@@ -42,7 +43,7 @@ LACKING = 0.1  # largest share of the Newton step that may be missing
 def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int, anew: bool) -> TreeState:
     """Return the start state of a stage; `ctx.round` counts stages from `first`.
 
-    `anew` starts the second estimate from zero instead of from the first.
+    `anew` starts the solution for the second estimate from zero instead of from the solution of the first one.
     """
 
     def center(state: TreeState) -> TreeState:
@@ -75,7 +76,7 @@ def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int, an
 
 
 def _given(state: TreeState, vector: Float[Array, " d"]) -> TreeState:
-    """Return the state that averages this vector next."""
+    """Return the state in which the next iteration averages this vector."""
     return replace(state, image=vector, squared=norm(vector) ** 2, phase=jnp.int32(GIVEN))
 
 
@@ -117,7 +118,7 @@ def step_to_solution(state: TreeState, image: Float[Array, " d"], floor: Array) 
 
 
 def _judge_step(state: TreeState, flat: Bool[Array, ""]) -> TreeState:
-    """Return the state with a verdict on the Newton step: unknown yet, too long, or too short to matter."""
+    """Return the state with a verdict on the Newton step: unknown as yet, too long, or too short to matter."""
     judged, step = state.judged, norm(state.x)
     assert judged is not None
     left = state.begin * state.descent.size
@@ -140,7 +141,7 @@ def _judge_step(state: TreeState, flat: Bool[Array, ""]) -> TreeState:
 
 
 def end_step(state: TreeState, limit: int) -> TreeState:
-    """End the stage of the Newton step. It decides unless a second estimate is needed."""
+    """Return the state after an iteration of the Newton stage; a verdict makes a second estimate unnecessary."""
     late = (state.count >= limit) & (state.phase != ENDED)
     reason = jnp.where(late, Reason.LIMIT, state.reason).astype(jnp.int32)
     phase = jnp.where(late, ENDED, state.phase).astype(jnp.int32)
@@ -149,7 +150,7 @@ def end_step(state: TreeState, limit: int) -> TreeState:
 
 
 def compare(state: TreeState, changed: Float[Array, ""], size: Float[Array, ""]) -> TreeState:
-    """Return the state judged by the change from the first to the second estimate, which has this size."""
+    """Return the state judged by the norm `changed` of the difference of both estimates and the second one's `size`."""
     judged = state.judged
     assert judged is not None
     moved = over(changed, jnp.maximum(size, state.before))

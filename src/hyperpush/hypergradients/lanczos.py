@@ -35,7 +35,7 @@ class Lanczos(eqx.Module):
     def ends(self, error: float | None = None) -> tuple[float, float]:
         """Return the smallest and the largest eigenvalue, approached from inside; nan if a product was not finite.
 
-        `error` is the relative error of the products; None: rounding.
+        `error` is the relative error of the products; None stands for rounding errors of the float type.
         """
         diagonal, beside = (np.asarray(part, np.float64) for part in (self.diagonal, self.beside))
         if not np.all(np.isfinite(diagonal)):

@@ -19,9 +19,9 @@ class LocalGradient(Implicit):
 
         d F_i(x_i*(λ_i), λ_i) / dλ_i = ∂_λ F_i − B_i H_i⁻¹ ∂_x F_i
 
-    The system is solved by conjugate gradients (Pedregosa, arXiv:1602.02355). Nothing is sent. A second, random
-    right-hand side reveals singular directions without a part in the first. `singular="minimum-norm"` omits it and
-    halves the products.
+    with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, inner cost f_i and outer cost F_i. The system is solved by conjugate
+    gradients (Pedregosa, arXiv:1602.02355). Clients send no messages. A second, random right-hand side reveals singular
+    directions that the first one does not contain. `singular="minimum-norm"` omits it and halves the products.
 
     **Use it** with `LocalSGD`: as the baseline without cooperation, or with agreement on the hypers alone (CDBO-Local).
     **Avoid it** where clients share params: it ignores the other clients' costs.

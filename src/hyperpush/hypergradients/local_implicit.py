@@ -1,4 +1,4 @@
-"""A client's own hypergradient at any point, from its own costs and data alone."""
+"""Compute a client's own hypergradient at any point, from its own costs and data alone."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def solve_own(
     steps: int,
     damping: Number = 0.0,
 ) -> list[System]:
-    """Return the systems after `steps`, with the client's own Hessian and `damping` on its diagonal."""
+    """Return the systems after `steps` conjugate-gradient steps, with the client's own Hessian plus `damping`·I."""
     back = ravel_pytree(params)[1]
 
     def advance(system: System) -> System:

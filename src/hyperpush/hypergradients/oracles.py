@@ -23,7 +23,7 @@ from hyperpush.methods.base import Target
 from hyperpush.networks import Network
 from hyperpush.task.problem import Problem
 
-LANCZOS, NUMBERS = 128, 1 << 26  # limits of the products for the spectrum and of the numbers kept
+LANCZOS, NUMBERS = 128, 1 << 26  # largest number of Lanczos steps, and of numbers that they keep
 POLISH = 3  # Newton steps after the minimization, which cannot resolve costs below rounding
 FAR = 1e8  # largest trust region
 
@@ -116,7 +116,7 @@ class Pooled(eqx.Module):
 
     @eqx.filter_jit
     def spread(self, vector: Float[Array, " size"], like: PyTree) -> PyTree:
-        """Return a flat vector as params with clients on axis 0."""
+        """Return a flat vector as a pytree of params like `like`, with clients on axis 0."""
         n = jax.tree.leaves(like)[0].shape[0]
         rows = vector.reshape(n if self.alone else 1, -1)
         return jax.vmap(_unravel(like))(jnp.broadcast_to(rows, (n, rows.shape[1])))
@@ -146,7 +146,10 @@ class Pooled(eqx.Module):
 
     @eqx.filter_jit
     def hessian_product(self, params: PyTree, hypers: PyTree, vector: Float[Array, " size"]) -> Float[Array, " size"]:
-        """Return the mean of all H_k · vector, or the blocks' products; each H_k at the client's own params."""
+        """Return the mean of the clients' products H_k · vector, or their concatenation if clients are `alone`.
+
+        Each H_k is evaluated at the client's own params.
+        """
         return self.gather(self.of_each("hessian_product", params, hypers, self.spread(vector, params)))
 
     def hessian(self, params: PyTree, hypers: PyTree) -> LinearOperator:

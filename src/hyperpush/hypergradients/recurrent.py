@@ -1,18 +1,21 @@
-"""Recurrent backpropagation through stochastic gradient push: common parts of estimators that reverse its links.
+"""Recurrent backpropagation through stochastic gradient push (SGP): common parts of estimators that reverse its links.
 
-SGP's expected step has a fixed point x̄; its derivative by the clients' hypers is B̄(I − Ā)^{-1} c_x + c_λ, where
+SGP's expected step has a fixed point. The derivative of the mean outer cost there, with respect to the clients' hypers,
+is B̄(I − Ā)^{-1} c_x + c_λ, where
 
     gradient-after:  (Ā u)_i = Σ_j p̄_{i→j} u_j − γ/ω_i H_i u_i,        (B̄ u)_i = −γ B_i u_i
     gradient-first:  m_i = Σ_j p̄_{i→j} u_j,  (Ā u)_i = m_i − γ/ω_i H_i m_i,  (B̄ u)_i = −γ B_i m_i
 
-with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = (1/n)∂_λ F_i. Messages must flow against the
-links of SGP. So a client weights a message from j by p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average if j's messages can
-arrive at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
+with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = (1/n)∂_λ F_i, and SGP's step size γ. During SGP,
+p̄_{i→j} is the mean weight that i sent to j, δ̄_{j→i} the frequency of messages from j to i, and ω_i the mean push-sum
+weight. Messages of the estimate must flow against the links of SGP. So client i weights a message from j by
+p̄_{i→j}/δ̄_{j→i}. This weight is p̄_{i→j} on average if the link from j to i is ever up. The target is O(γ) away from
+the hypergradient of the exact consensus solution.
 
 On a private task B_i is applied once, to the sum of the vectors of all steps, and the last H_i u is not needed. So
 DirectedRB takes `steps` + 1 releases and VRHGP 2·`steps`.
 
-If training mixed params with doubly stochastic weights instead of pushing them, p̄ are these weights, and ω = 1.
+If training mixed params with doubly stochastic weights, p̄ are the means of these weights, and ω = 1.
 """
 
 import abc
@@ -50,7 +53,7 @@ Variant = Literal["gradient-first", "gradient-after"]
 
 
 class Backward(eqx.Module):
-    """A client's state on the way back through SGP."""
+    """A client's state during the backward pass through SGP."""
 
     params: PyTree
     hyper: PyTree
@@ -62,14 +65,14 @@ class Backward(eqx.Module):
 
 
 def _is_close(given: Any, trained: Any) -> bool:
-    """Return True for step sizes that differ by float32 rounding of a schedule, and for traced ones."""
+    """Return True if two step sizes are equal up to the float32 rounding of a schedule, or if one is traced."""
     if isinstance(given, Tracer) or isinstance(trained, Tracer):
         return True
     return math.isclose(float(given), float(trained), rel_tol=1e-5)
 
 
 class Recurrent(HypergradientEstimator):
-    """An estimator that goes `steps` steps back through SGP with its final step size `step_size`."""
+    """An estimator that differentiates backward through `steps` steps of SGP, all with the final `step_size`."""
 
     steps: Whole = eqx.field(static=True)
     step_size: OptionalPositive = eqx.field(converter=as_number, default=None)
@@ -110,7 +113,7 @@ class Recurrent(HypergradientEstimator):
 
     @abc.abstractmethod
     def step(self, problem: Problem, last: bool = False) -> Node:
-        """Return one step back, on the states that `begin` returns; the last step need not move u."""
+        """Return one backward step, on states that `begin` returns; the `last` step need not update u."""
 
     def begin(self, back: Backward) -> PyTree:
         """Return the start state of the steps."""
@@ -146,7 +149,7 @@ class Recurrent(HypergradientEstimator):
 
         On a private task B is postponed: it is linear, and other clients know u, so one product at the end is enough.
         """
-        assert self.step_size is not None  # `on` refuses it
+        assert self.step_size is not None  # `bind` refuses None
         at = vector if self.variant == "gradient-after" else mixed
         batch, along_hyper = minibatch(ctx.data.train, self.batch_size, ctx.key), at
         if problem.private:
@@ -164,7 +167,7 @@ class Recurrent(HypergradientEstimator):
         move: bool = True,
         collect: bool = True,
     ) -> Exchange:
-        """Return a round that exchanges u. It moves u ← A u, collects v ← v + B u, or does both."""
+        """Return a round that exchanges u. With `move` it sets u ← A u, and with `collect` v ← v + B u."""
 
         def receive(state: Backward, inbox: Inbox, ctx: Context) -> Backward:
             onward, added = self.maps(problem, state, state.u, inbox.mix(state.u), ctx)
@@ -182,8 +185,9 @@ def find_recurrent(method: Method) -> Recurrent | None:
 def known_links(method: Method, network: Network, point: Any, task: Any) -> LinkEstimates | None:
     """Return the clients' link estimates for a method on the network; None if it needs none.
 
-    They come from the training, and are empty if the method trains itself. A static network shows its links in one
-    round. True means are returned only with `links="means"`, and never to a party, which sees only its own links.
+    The estimates come from the training, and are empty if the method trains itself. On a static network they equal the
+    true means, because one round shows all links. On other networks the true means are returned only with
+    `links="means"`. They are never returned to a party, which sees only its own links.
     """
     estimator = find_recurrent(method)
     if estimator is None:

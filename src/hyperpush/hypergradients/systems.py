@@ -1,4 +1,4 @@
-"""Reports of estimators that solve a linear system with a Hessian: singular, indefinite, or the size of the error."""
+"""Convergence reports of estimators that solve a linear system with a Hessian, which may be singular or indefinite."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,7 +24,7 @@ Singular = Literal["refuse", "minimum-norm", "damping"]
 
 
 class _HasDamping:
-    """Plain class for the type of `damping`: in a module it would be the first argument of every estimator."""
+    """Declare the type of `damping`; as a field of a module it would become every estimator's first argument."""
 
     damping: Number
 
@@ -65,7 +65,7 @@ def default_tolerance(dtype: Any) -> float:
 
 
 def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:
-    """Return ‖B_i‖ with a margin, by power iteration on B_iᵀB_i."""
+    """Return an estimate of ‖B_i‖ with a safety margin, by power iteration on B_iᵀB_i."""
     vector, back = ravel_pytree(state.params)
     examples = full_batch(ctx.data.train)
 
@@ -81,9 +81,10 @@ def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) 
 def scale_of(
     jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"], share: float | None = None
 ) -> Float[Array, ""]:
-    """Return the size of v_i = direct − B_i q as the unit of its error; `jacobian_norm` is ‖B_i‖.
+    """Return the norm of v_i = direct − B_i q, to which its error is relative; `jacobian_norm` is ‖B_i‖.
 
-    It is at least this share of the terms. None: √ε with rounding unit ε, where half of the digits have canceled.
+    Return at least this share of the size of the two terms. None: √ε, with rounding unit ε, so that a result whose
+    terms cancel in more than half of the digits has an error relative to the terms.
     """
     least = jnp.sqrt(jnp.finfo(q.dtype).eps) if share is None else share
     return jnp.maximum(norm(value), least * (norm(direct) + jacobian_norm * norm(q)))

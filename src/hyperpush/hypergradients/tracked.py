@@ -34,7 +34,7 @@ from hyperpush.task.problem import Problem
 
 
 class _State(Tracked):
-    """A client's state during an estimate; its gradient is H_i times the aim, without the constant part c_i."""
+    """A client's state during an estimate; `gradient` is H_i · `aim`, without the constant part c_i."""
 
     params: PyTree
     hyper: PyTree
@@ -45,65 +45,70 @@ class _State(Tracked):
 class TrackedHGP(HypergradientEstimator):
     """Tracked hypergradient push: gradient tracking over push-sum, without the bias of finitely many pushes.
 
-    Clients solve min_q Σ_k ½qᵀH_k q − c_kᵀq together, c_k = (1/n) ∂_x F_k, then take v_i = (1/n) ∂_λ F_i − B_i q_i.
-    The closed form of the hypergradient (`HGP`) contains the solution of this quadratic. With g_i(q) = H_i q − c_i and
-    y = g(q), at most `steps` times (after Push-DIGing: Nedić, Olshevsky and Shi, arXiv:1607.03218)
+    Together clients solve min_q Σ_k ½qᵀH_k q − c_kᵀq. Here H_k = ∂²_xx f_k is the Hessian of the inner cost, and
+    c_k = (1/n) ∂_x F_k. Then each client takes v_i = (1/n) ∂_λ F_i − B_i q_i, with B_i = ∂²_λx f_i. The closed form of
+    the hypergradient (`HGP`) contains the solution of this quadratic. With g_i(q) = H_i q − c_i, clients start from
+    y = g(q) and repeat at most `steps` times (after Push-DIGing: Nedić, Olshevsky and Shi, arXiv:1607.03218)
 
         p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
 
-    with `pushes` rounds for each P. The only fixed point is the solution, for any rule of the displacements Δ. All
-    pushed values (z, ω, y) are conserved, so lost messages do no harm.
+    Each product with P is `pushes` rounds of push-sum. The only fixed point is the solution, for any choice of the
+    displacements Δ. The sums of all pushed values (z, ω, y) are conserved, so lost messages do no harm.
 
-    **The vote.** ‖q − q*‖ is at most ‖y/ω‖/θ, where θ is the smallest eigenvalue of the mean Hessian. A client
-    takes for θ the smallest curvature along recent changes of q, and adds terms for unfinished mixing and rounding. So
+    **The vote.** The distance ‖q − q*‖ to the solution q* is at most ‖y/ω‖/θ, where θ is the smallest eigenvalue of the
+    mean Hessian. A client estimates θ by the smallest curvature along recent changes of q, and adds terms for
+    unfinished mixing and rounding. So
 
         ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
 
-    The estimate ends when this is below the tolerance at every client, and q itself is known to a tenth. Otherwise the
-    status gives the reason: the limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner
-    problem without a minimum (`"ill-posed"`). Its signs are a tracked gradient that stays constant while q moves, and
-    negative curvature in about half of the changes or in their sum. Random links hide the first sign; then the status
-    is `"stalled"`.
+    The estimate ends when this bound is below the tolerance at every client, and q itself is known to a tenth.
+    Otherwise the status gives the reason: the limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or
+    an inner problem without a minimum (`"ill-posed"`). An ill-posed problem has one of two signs. The tracked gradient
+    stays constant while q moves, or the curvature is negative in about half of the changes of q or in their sum. Random
+    links hide the first sign; then the status is `"stalled"`.
 
     **Use it** where averages along a tree (`TreeCG`) are impossible: with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: it then
-    reaches the limit of `steps`, and the status says so. **It does not see** directions without a part of the outer
-    gradient: a mean Hessian that is singular there passes, and the result is one of many. `hp.check` and `TreeCG`
-    detect this by a random probe, which would double the messages here. It holds six vectors per client besides the
-    params and the outer gradient, and two more for each further change that `acceleration` keeps. XLA needs 10 in all
-    where clients are computed in turn, as large ones are by default, and 18 all at once.
+    reaches the limit of `steps`, and the status says so. **It does not detect** a mean Hessian that is singular along
+    directions in which the outer gradient is zero: the estimate passes, but the result is one of many. `hp.check` and
+    `TreeCG` detect this by a random probe, which would double the messages here. An estimate holds six vectors per
+    client besides the params and the outer gradient, and two more for each change beyond the first that `acceleration`
+    keeps. XLA needs 10 vectors per client if clients are computed in turn, as large ones are by default. It needs 18 if
+    all clients are computed at once.
 
     Departures from Push-DIGing:
-        1. Several pushes per step, enough for good mixing.
-        2. Δ = −αy/ω is accelerated by the last change of q and y/ω (Anderson 1965): each client alone first moves to
-           the point along it with the smallest mean gradient, at most ten times the length of the change.
+        1. A step has several pushes, enough for good mixing.
+        2. The step Δ = −αy/ω is accelerated by the last change of q and y/ω (Anderson 1965). Each client alone first
+           moves along this change to the point with the smallest mean gradient. The move is at most ten times as long
+           as the change.
         3. If the tracked gradient has grown a hundredfold, a client returns to the point before and takes plain steps
-           of half the size; if it grows again, of a quarter of that. All clients notice it within about one step. The
-           return is a displacement like any other. A hundred steps without progress also lead to plain steps.
-        4. The first step does not move, because clients share a direction only after mixing.
+           of half the size. If it grows again, the client takes steps of a quarter of that size. All clients notice the
+           growth within about one step. The return is a displacement like any other. A hundred steps without progress
+           also lead to plain steps.
+        4. In the first step q stays unchanged, because clients share a direction only after mixing.
         5. Mini-batches allow neither acceleration nor an early end. The result is the mean of q over the steps,
            weighted by their number, and its noise falls with `steps`.
         6. In `hp.solve` each outer step continues from the end of the one before, with the settings found then.
-        7. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these. The noise
-           is proportional to ‖p⁺ − p‖, so it falls with the steps. Displacements and votes use only released values;
-           the search for pushes uses no data. Every outer step restarts and takes steps + 1 releases, and a few more
-           with votes. These votes are on the relative error of q, because each product with B_i is a release.
+        7. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these releases.
+           The noise is proportional to ‖p⁺ − p‖, so it falls with the steps. Displacements and votes use only released
+           values; the search for pushes uses no data. Every outer step restarts and takes steps + 1 releases, and a few
+           more with votes. These votes are on the relative error of q, because each product with B_i is a release.
 
     Args:
         steps: Limit of steps, rounded up to a multiple of five if clients vote. With 0 the result is the direct
             gradient (1/n) ∂_λ F_i.
         step_size: α, above 0; below 1 / λ_max of the Hessians is safe. None takes the inverse of the mean of the
-            clients' largest curvatures, and half of that for plain steps. This costs each client ten products and a few
-            rounds of scalars. On a private task it follows from the bound of curvature and the penalty, without a
+            clients' largest curvatures, and half of that for plain steps. None costs each client ten products and a few
+            rounds of scalars. On a private task, None derives α from the bound of curvature and the penalty, without a
             release.
         pushes: Rounds of push-sum per step, at least 1. None finds the number that shrinks differences between
             clients threefold, in a few rounds of scalars; on complete networks it is 1. On lossy links, None takes the
             number of rounds in which a value reaches all clients.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
         tolerance: Largest accepted relative error of any client's result, above 0. The true error is usually at most
-            a tenth of it. Clients vote every five steps. Values below 1e-4 in float32 (2e-13 in float64) count as
-            that, and ten times that is accepted if rounding prevents a better result. None takes all `steps` and
-            measures no error.
+            a tenth of it. Clients vote every five steps. Values below 1e-4 in float32 (2e-13 in float64) are raised to
+            that bound. If rounding prevents a better result, ten times the bound is accepted. None takes all `steps`
+            and measures no error.
         acceleration: Number of changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
         votes: True if clients vote on ending. False takes all `steps` and estimates the error at the end. On lossy
             links votes are impossible, and False is used.
@@ -186,7 +191,7 @@ class TrackedHGP(HypergradientEstimator):
             return state.moved(change, aim, product, secants)
 
         def stay(state: _State, ctx: Context) -> _State:
-            """Take the first step of `descend` without its product."""
+            """Return the state after a step that leaves q unchanged, and so needs no product."""
             return replace(state, count=state.count + 1)
 
         def judge(state: _State, ctx: Context) -> _State:
@@ -294,7 +299,10 @@ class TrackedHGP(HypergradientEstimator):
         return replace(state, judgment=judgment.conclude(error, rise, state.secants, state.count, self.tolerance))
 
     def _error_of_result(self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context) -> Array:
-        """Return the relative error of v_i for an error `away` of q; that of q on a private task, to avoid releases."""
+        """Return the relative error of v_i for an error `away` of q.
+
+        On a private task return the relative error of q, because the products for v_i would be releases.
+        """
         assert state.judgment is not None
         q, jacobian_norm = state.q, state.judgment.jacobian_norm
         if problem.private:
@@ -331,6 +339,6 @@ def _add_to_mean(state: _State, ctx: Context) -> _State:
 def _product(
     multiply: Callable[..., PyTree], at: _State | HypergradientState, batch: PyTree, q: Float[Array, " d"]
 ) -> Float[Array, " d"]:
-    """Return H_i q, or another product of the problem."""
+    """Return the flat result of `multiply`, such as the problem's `hessian_product`, for q at the state's point."""
     unravel = ravel_pytree(at.params)[1]
     return ravel_pytree(multiply(at.params, at.hyper, batch, unravel(q)))[0]

@@ -114,8 +114,8 @@ class TreeCG(SystemSolver):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="at most two vectors of the size of the params per average, and three averages more than products; "
-        "once 258 numbers, and where these leave open whether the params solve the inner problem, some vectors more",
+        sends="at most two vectors of the size of the params per average, and three averages more than products. "
+        "Once 258 numbers, and some vectors more where these do not decide whether the params solve the inner problem",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
         lossy=True,
@@ -160,14 +160,15 @@ class TreeCG(SystemSolver):
             return self._start(problem, state, ctx)
 
         body = self._body(problem, by)
-        rest = self._stages(problem, body, FIRST, by) if judges else self._stage(problem, body, FIRST)
+        rest = self._stages(problem, body, FIRST, by, last=SECOND) if judges else self._stage(problem, body, FIRST)
         return Scope(Sequence(*self._probing(body), rest), start, _finish)
 
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
         """Return a program that only measures how far params are from solved.
 
-        With `probed`, a random right-hand side first looks for directions in which the inner gradient has no part. It
-        calls negative curvature ill-posed. A flat direction, which a minimum may have, ends it at its limit.
+        With `probed`, a random right-hand side first looks for directions that are orthogonal to the inner gradient.
+        Negative curvature makes params ill-posed. At a direction without curvature, which a minimum may have, the
+        program ends with its limit of steps.
         """
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
@@ -179,7 +180,7 @@ class TreeCG(SystemSolver):
             return replace(begun, judged=Judged.start(begun.value, begun.memory, begun.error))
 
         body = self._body(problem, by)
-        stages = self._stages(problem, body, CENTER, by)
+        stages = self._stages(problem, body, FIRST if probed else CENTER, by, last=NEWTON)
         return Scope(Sequence(*self._probing(body), stages) if probed else stages, start, _finish)
 
     def _probing(self, body: Node) -> tuple[Node, Node]:
@@ -212,11 +213,11 @@ class TreeCG(SystemSolver):
         rest = Repeat(body, self.steps, until=_is_past(DONE), times=remaining, name="TreeCG without probe", common=True)
         return Sequence(Local(begin), rest)
 
-    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """Return the stages from `first` on: an estimate, then a judgment of its params."""
-        stage, count = self._stage(problem, body, first), (JUDGED if first == FIRST else SECOND) - first
+    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"], last: int) -> Node:
+        """Return the stages from `first` to `last`: an estimate or a probe, then a judgment of its params."""
+        stage, count = self._stage(problem, body, first), last - first + 1
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
-        if not self.common or first != FIRST:
+        if not self.common or last != SECOND:
             return stages
         mean = Average(_difference, _compare_means, rounds=1, by=by)
         return Sequence(stages, Repeat(mean, 1, times=_is_compared, name="TreeCG mean"))

@@ -1,4 +1,4 @@
-"""A client's state for conjugate gradients on exact averages, and one iteration of them."""
+"""A client's state for conjugate gradients on exact averages, and the products of one iteration."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,9 +17,9 @@ from hyperpush.solving.descent import Descent
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
-# The vector that a client averages in an iteration: the residual at x, the image of the next direction, or a given one.
+# Vector that clients average in an iteration: the residual at x, the product with the direction, or a given vector.
 RESIDUAL, DIRECTION, GIVEN, ENDED = range(4)
-# Purpose of the iterations: the estimate, the mean params, a Newton step there, and the estimate at its end.
+# Stages: the estimate, the mean params, the Newton step from the mean params, and the estimate after this step.
 FIRST, CENTER, NEWTON, SECOND, JUDGED = range(5)
 RUNNING = -1  # in place of a reason to end
 CAUTION = 1.3  # factor by which the smallest eigenvalue may have fallen from one point to the next
@@ -45,12 +45,12 @@ class Judged(eqx.Module):
     """Quality of the params: their distance from solved, and its effect on the estimate."""
 
     value: PyTree  # v_i, the estimate at x_i
-    memory: TreeMemory  # of that estimate
-    error: Float[Array, ""]  # of that estimate
+    memory: TreeMemory  # memory of the estimate `value`
+    error: Float[Array, ""]  # relative error of the estimate `value`
     away: Float[Array, ""]  # ‖x_i − x̄‖ in units of ‖x̄‖
     extent: Float[Array, ""]  # ‖x̄‖
     size: Float[Array, ""]  # mean ‖v_i‖ over the clients, later rms ‖v_i⁺‖
-    rounding: Float[Array, ""]  # its possible contribution to the mean gradient
+    rounding: Float[Array, ""]  # possible contribution of rounding to the mean gradient
     residual: Float[Array, ""]  # ‖δ‖/‖x̄‖; below 0: unknown
     disagreement: Float[Array, ""]  # rms ‖x_i − x̄‖/‖x̄‖; below 0: unknown
     moved: Float[Array, ""]  # rms ‖v_i − v_i⁺‖ over the size of v⁺; below 0: unknown
@@ -72,8 +72,8 @@ class TreeState(eqx.Module):
     descent: Descent
     probe: Probe | None
     image: Float[Array, " d"]  # H_i times `vector`; source minus that for the residual
-    squared: Float[Array, ""]  # (‖H_i p‖/‖p‖)² for that p
-    along: PyTree  # B_i p
+    squared: Float[Array, ""]  # (‖H_i p‖/‖p‖)² for p = `vector`
+    along: PyTree  # B_i p for p = `vector`
     phase: Int[Array, ""]
     stage: Int[Array, ""]
     reason: Int[Array, ""]
@@ -81,10 +81,10 @@ class TreeState(eqx.Module):
     ended: Int[Array, ""]  # progress that the root of the tree reported
     certify: Bool[Array, ""]  # True to wait for the probe and to judge the params
     expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, from the outer step before; 0: unknown
-    smallest: Float[Array, ""]  # the same, from this estimate; 0: none yet
+    smallest: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, from this estimate; 0: none yet
     largest: Float[Array, ""]  # largest mean curvature of the clients' Hessians so far
     drift: Float[Array, ""]  # possible contribution of rounding to the residual since its last computation
-    begin: Float[Array, ""]  # size of the residual at the start of a cycle, the unit of the descent
+    begin: Float[Array, ""]  # norm of the residual at the start of a cycle; `descent` is in units of it
     ratio: Float[Array, ""]  # largest ratio of the relative errors of v_i and of x
     error: Float[Array, ""]  # estimated relative error of v
     start: Float[Array, ""]  # ‖params before training‖; 0: unknown
@@ -107,7 +107,7 @@ class TreeState(eqx.Module):
 
     @property
     def memory(self) -> TreeMemory:
-        """Memory for the next outer step. An eigenvalue that this run did not confirm is raised a little."""
+        """Memory for the next outer step, with a slightly raised eigenvalue if this run did not confirm it."""
         known = CAUTION * self.expected
         found = jnp.where(self.smallest > 0, smaller(CAUTION * known, self.smallest), known)
         return TreeMemory(self.x, found)
@@ -118,13 +118,16 @@ class TreeState(eqx.Module):
 
 
 def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
-    """Return the state with the client's products with `vector` and with the probe's direction."""
+    """Return the state with the products of the Hessian and of the Jacobian with `vector`.
+
+    If there is a probe, also compute the product of the Hessian with the probe's direction.
+    """
     back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
     vector = state.vector
     product, along = problem.products(state.params, state.hyper, examples, back(vector))
     image, size = ravel_pytree(product)[0], norm(vector)
     squared = (norm(image) / jnp.where(size > 0, size, 1)) ** 2
-    # The values to average are made here, where they replace those averaged before.
+    # These values overwrite those of the previous average.
     image = jnp.where(state.phase == RESIDUAL, state.source - image, image)
     if state.judged is not None:
         given = state.phase == GIVEN
@@ -137,7 +140,11 @@ def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
 
 
 def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
-    """Return the values to average: products and their size, the sensitivity of the result, and terms for judging."""
+    """Return the values to average, and the client's weight of 1.
+
+    The values are the Hessian products of the estimate and of the probe, with the squares of their relative sizes. The
+    sensitivity of the result to errors of x follows, then the terms that judge the params.
+    """
     largest, probed = state.squared, None
     if state.probe is not None:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
@@ -151,10 +158,10 @@ def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
 
 
 def _terms(state: TreeState) -> tuple[Array, Array] | None:
-    """Return the terms that judge the params.
+    """Return the client's two terms for judging the params; None before the judgment begins.
 
-    At x̄: the square of ‖x_i − x̄‖ in units of ‖x̄‖, and ‖v_i‖. For the second estimate: the squares of ‖v_i − v_i⁺‖ and
-    of ‖v_i⁺‖, in units of the mean ‖v_i‖.
+    In the stages at the mean params x̄ they are (‖x_i − x̄‖/‖x̄‖)² and ‖v_i‖. In the stage of the second estimate v⁺ they
+    are the squares of ‖v_i − v_i⁺‖ and of ‖v_i⁺‖, in units of the mean ‖v_i‖.
     """
     judged = state.judged
     if judged is None:
@@ -174,7 +181,7 @@ def _square(number: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def over(number: Float[Array, ""], size: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the quotient, at most `LARGEST`; 0/0 is 0."""
+    """Return `number` / `size`, at most `LARGEST`; 0/0 is 0."""
     quotient = jnp.minimum(number / jnp.where(size > 0, size, 1), LARGEST)
     return jnp.where(size > 0, quotient, jnp.sign(number) * LARGEST)
 
@@ -192,7 +199,7 @@ def relative_error(state: TreeState, residual: Float[Array, ""], smallest: Float
 
 
 def positive(number: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the number, but at least the smallest positive one."""
+    """Return the number, but at least the smallest positive number of its type."""
     return jnp.maximum(number, jnp.finfo(number.dtype).tiny)
 
 

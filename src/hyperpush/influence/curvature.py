@@ -1,4 +1,4 @@
-"""Both ends of the spectrum of the mean Hessian, found by the clients together."""
+"""Estimate the smallest and the largest eigenvalue of the mean Hessian, by all clients together."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,16 +24,18 @@ from hyperpush.task.task import Task, client_shapes
 from hyperpush.verbs.checks import check_key, check_task
 from hyperpush.verbs.costs import Costs
 
-PUSH_ERROR = 10  # error of averages by push-sum, in units of rounding
+PUSH_ERROR = 10  # error of averages by push-sum, as a multiple of the rounding error
 HIDDEN = 30  # multiple of this error below which a Lanczos vector has found nothing new
 
 
 class Curvature(NamedTuple):
-    """Extreme eigenvalues of the mean Hessian, from inside up to rounding; a positive one is not a proof.
+    """Estimates of the extreme eigenvalues of the mean Hessian, inside its spectrum up to rounding.
+
+    A positive `smallest` does not prove that the Hessian is positive definite.
 
     Args:
-        smallest: λ_min, or a number above it.
-        largest: λ_max, or a number below it.
+        smallest: Estimate of λ_min, which is at least λ_min.
+        largest: Estimate of λ_max, which is at most λ_max.
 
     Example:
         >>> import hyperpush as hp
@@ -56,7 +58,7 @@ class _State(eqx.Module):
 def lanczos_program(problem: Problem, steps: int, pushes: int = 0) -> Node:
     """Return a program of `steps` Lanczos steps on (1/n) Σ_k H_k.
 
-    Products are averaged by this number of pushes; 0: along a tree.
+    Push-sum with `pushes` rounds averages the products; with 0 they are averaged along a tree.
     """
 
     def start(state: tuple[PyTree, PyTree], ctx: Context) -> _State:
@@ -89,10 +91,10 @@ def curvature(
     steps: int = 50,
     engine: Engine = Simulate(),
 ) -> Curvature:
-    """Find the ends of the spectrum of the mean Hessian at the task's params, by `steps` Lanczos steps of all clients.
+    """Estimate the extreme eigenvalues of the mean Hessian at the task's params, by Lanczos steps of all clients.
 
-    Products are averaged along a tree, as in `TreeCG`. Where links are too seldom up to wait for, and among members
-    without a tree, they are averaged by push-sum.
+    Products with the Hessian are averaged along a tree, as in `TreeCG`. Push-sum averages them if links are up too
+    rarely to wait for them, or if the members have no tree.
 
     **Use it** to see whether params are a minimum, and how ill-conditioned it is. **Avoid it** on private tasks and
     with many params: each client keeps `steps` vectors of their size.
@@ -101,8 +103,8 @@ def curvature(
         task: The task, at the params to look at.
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
-        steps: Products per client, at least 1. The number of params gives exact results; the largest eigenvalue
-            converges much sooner than the smallest.
+        steps: Lanczos steps, each with one product per client, at least 1. As many steps as params give exact results.
+            The largest eigenvalue converges much sooner than the smallest.
         engine: The engine that runs the clients.
 
     Raises:
@@ -122,7 +124,7 @@ def curvature(
 def measure_curvature(
     task: Task, network: Network, key: PRNGKeyArray | int, *, steps: int, engine: Engine = Simulate()
 ) -> tuple[Curvature, Costs]:
-    """Find the curvature; return it with its costs."""
+    """Estimate the extreme eigenvalues as `curvature` does; return them with the costs of the run."""
     check_task(task)
     check_integer("steps", steps, minimum=1)
     size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))

@@ -1,4 +1,4 @@
-"""Changes for each client when a party or a group of records leaves."""
+"""Changes of each client's outer cost when a party or a group of records leaves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +23,14 @@ SHOWN = 3  # groups in a printed line
 
 @dataclass(frozen=True, repr=False)
 class Effects(Result):
-    """Changes of every client's outer cost F_j when a group leaves: parties, records or both.
+    """Changes of every client's outer cost F_j when a group of parties, records or both leaves.
 
     Attributes:
         by_site: The change of each client's F_j without each group, [groups, clients]. Above 0 the client's loss rises,
             so the group helps it. One party's result has only the row of its own leaving.
         leaves: True where a client leaves with a group, [groups, clients].
-        how: `"newton"`, `"retrain"` or `"first order"`.
-        baseline: F_j with all clients, [clients]; NaN for the others in one party's result.
+        how: Method of the prediction: `"newton"`, `"retrain"` or `"first order"`.
+        baseline: F_j with all clients, [clients]. In one party's result the entries of other clients are NaN.
         params: Params without each group, groups on axis 0 and clients on axis 1; None at first order.
         baseline_params: Params with all clients, clients on axis 0.
         statuses: One status per group after retraining; empty otherwise.
@@ -62,7 +62,10 @@ class Effects(Result):
 
     @property
     def total(self) -> Float[np.ndarray, " k"]:
-        """The change of the sum over all clients; F_j of a party that leaves is its loss under the others' model."""
+        """The change of the summed F_j of all clients.
+
+        For a party that leaves, F_j is its loss under the model of the remaining clients.
+        """
         return np.sum(self.by_site, axis=1)
 
     @property
@@ -78,11 +81,11 @@ class Effects(Result):
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the effects; empty without any."""
+        """Reasons to doubt the effects; an empty list if there are none."""
         return [*warn_of_status(self.status), *self.warn_of_shares()]
 
     def warn_of_shares(self) -> list[str]:
-        """Return a warning if first order was asked for and parties are too large for it."""
+        """Return a warning if effects are of first order and a party has too much weight for this."""
         shares = self.task.shares
         if self.how != "first order" or shares is None:
             return []
@@ -99,7 +102,7 @@ class Effects(Result):
         return [*super().facts(), *self.sentences()]
 
     def sentences(self) -> list[str]:
-        """Return the method and the largest effects, with the sign in words."""
+        """Return the name of the method, and one line on each of the largest effects."""
         order = np.argsort(-np.abs(self.others), kind="stable")
         more = [f"{len(self) - SHOWN} more"] if len(self) > SHOWN else []
         return [f"by {HOW[self.how]}", *(self.sentence(row) for row in order[:SHOWN]), *more]
@@ -122,7 +125,7 @@ class Effects(Result):
         return " and ".join(named) if named else f"group {group}"
 
     def sentence(self, group: int) -> str:
-        """Return one line on a group, with the sign in words."""
+        """Return one line that says by how much a group helps or hurts the other clients."""
         change, who = self.others[group], self._name(group)
         if not change:
             return f"without {who} nothing changes for the others"
@@ -151,7 +154,7 @@ def leaving(weights: Sequence[Weights]) -> Bool[np.ndarray, "k n"]:
 
 
 def join(parts: Sequence[Effects], count: int) -> Effects:
-    """Return the first `count` groups of all parts of a list."""
+    """Join the effects of several lists of groups into one result, and keep its first `count` groups."""
 
     def cut(*leaves: Any) -> np.ndarray:
         return np.concatenate([np.asarray(leaf) for leaf in leaves])[:count]

@@ -1,4 +1,4 @@
-"""Effects of groups and whole parties by a Newton step of the remaining cost."""
+"""Predict the effects of groups and whole parties by a Newton step of the remaining cost."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ from hyperpush.verbs.hypergradient import hypergradient
 
 
 class _Gone(eqx.Module):
-    """The change of an inner cost or penalty by weights other than 1."""
+    """Change of an inner cost or penalty when weights differ from 1."""
 
     function: Cost | Penalty
 
@@ -58,16 +58,19 @@ def group_score(
     engine: Engine = Simulate(),
     certify: bool = True,
 ) -> Effects:
-    """Predict each client's change when groups leave, by a Newton step of the remaining cost (see `without`).
+    """Predict the change of each client's outer cost when groups leave, by a Newton step of the remaining cost.
 
-        Σ_k F_k(x + Δ) − F_k(x),   (Σ_k H_k(w)) Δ = −Σ_k ∂_x[f_k(x, w_k) − f_k(x, 1)]
+    The weights w without a group (see `without`) change the inner costs f_k and their Hessians H_k. The Newton step Δ
+    from the params x, and the total change of the outer costs F_k, are
+
+        (Σ_k H_k(w)) Δ = −Σ_k ∂_x[f_k(x, w_k) − f_k(x, 1)],   Σ_k F_k(x + Δ) − F_k(x)
 
     Each client evaluates its own F at the moved params. The sum of single scores is linear and uses the Hessian with
     all records, so it falls short for large groups (Koh, Ang, Teo and Liang, arXiv:1905.13289).
 
-    **Use it** for groups and whole parties with more than a few dozen params. **Avoid it** for single records, where
-    `scores` needs one estimate for all of them, and for few params, where `retrain` is exact at little more cost.
-    Parties without any remaining records lack curvature: take `TrackedHGP(acceleration=0)` for them.
+    **Use it** for groups and whole parties with more than a few dozen params. **Avoid it** for single records, because
+    `scores` needs one estimate for all of them. Avoid it also for few params, because `retrain` is exact at little more
+    cost. Parties without any remaining records lack curvature: use `TrackedHGP(acceleration=0)` for them.
 
     Args:
         task: A trained task whose inner cost returns one loss per example.
@@ -76,14 +79,15 @@ def group_score(
         weights: The remaining weights without each group, such as `hp.influence.without(task, [(0, 3), (1, 2)])`, or a
             list.
         key: An integer or a JAX key.
-        damping: Added to the mean Hessian, 0 or more.
-        at_once: Groups that share one estimate, at least 1. More take more memory and fewer rounds.
+        damping: Number added to the diagonal of the mean Hessian, 0 or more.
+        at_once: Number of groups that share one estimate, at least 1. A larger number takes more memory and fewer
+            rounds.
         engine: The engine that runs the clients.
         certify: True judges the params, as `hp.hypergradient` does. False skips this, for params that were judged
             before.
 
     Returns:
-        `Effects` by group and site, with the moved params.
+        `Effects` by group and client, with the moved params.
 
     Raises:
         InvalidInput: An argument is out of range, or the weights belong to another task or remove all clients.
@@ -120,7 +124,7 @@ def step_groups(
     certify: bool,
     **around: Any,
 ) -> Effects:
-    """Return the effects of groups by Newton steps, whatever their status; `around` is passed to `hp.hypergradient`."""
+    """Return the effects of groups by Newton steps, also if they failed; `around` is passed to `hp.hypergradient`."""
     check_estimator(method, damping)
     made, parts = with_weights(task), split_runs(task, groups, at_once)
     if any(not np.any(each.client) for each in groups):
@@ -147,9 +151,9 @@ def _move(task: Task, made: Task, weights: list[Weights], damping: float, *given
 
 
 def _step_task(task: Task, made: Task, weights: list[Weights], damping: float) -> Task:
-    """Return the task whose hypergradient by a pull on params holds the Newton steps of all groups.
+    """Return the task whose hypergradient by the pull of `Pulled` holds the Newton steps of all groups.
 
-    The pull starts at the groups' part of the gradient, so that the task is solved at the same params as `task`.
+    The pull starts at the gradient that leaves with the groups. So the params of `task` solve the returned task, too.
     """
     hypers, params = stack_weights(task, weights), repeat_params(task.params, len(weights), axis=1)
     gone, penalty = Summed(_Gone(made.inner)), made.penalty and Summed(_Gone(made.penalty))
@@ -169,7 +173,7 @@ def _step_task(task: Task, made: Task, weights: list[Weights], damping: float) -
 
 
 def _missing_gradient(given: tuple[Problem, PyTree, Weights, PyTree], donated: None) -> PyTree:
-    """Return each client's −∂_x of the change of its inner cost by the weights."""
+    """Return each client's negative gradient, by the params, of the change of its inner cost by the weights."""
     problem, params, hypers, train = given
 
     def own(params: PyTree, hyper: Weights, examples: PyTree) -> PyTree:
@@ -180,7 +184,7 @@ def _missing_gradient(given: tuple[Problem, PyTree, Weights, PyTree], donated: N
 
 
 def check_estimator(method: Any, damping: float) -> None:
-    """Refuse an estimator of another target, and damping where it would change the training."""
+    """Raise `InvalidInput` if the estimator's target is not global, or if damping would change its training."""
     if isinstance(method, HypergradientEstimator) and method.info.target != "global":
         allowed = "an estimator whose target is global: the mean outer cost of all clients"
         raise InvalidInput("method", type(method).__name__, allowed)

@@ -1,4 +1,4 @@
-"""Retraining without examples, many groups at once, with the same random draws and the same network."""
+"""Retrain without examples, for many groups at once, with the same random draws and the same network."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,12 +41,13 @@ def retrain(
     engine: Engine = Simulate(),
     progress: Callable[[float], None] | None = None,
 ) -> Effects:
-    """Retrain without each group, and once with all clients: the real change for each client (see `without`).
+    """Retrain without each group, and once with all clients, to measure the true change for each client.
 
-    Up to `at_once` retrainings form one solve and share every message. With `hp.TreeNewton()` each ends at its own
-    solution. With `hp.TrackedSGP()` they follow each other, as each finds its own settings. Solvers of fixed length
-    descend on the sum of the costs: they share every mini-batch, every link and push-sum's ω. With the key of
-    `hp.train` they repeat that run's draws. Only the first `at_once` runs are certified.
+    Make the weights with `without`. Up to `at_once` retrainings form one solve and share every message. With
+    `hp.TreeNewton()` each retraining ends at its own solution. With `hp.TrackedSGP()` retrainings run one after
+    another, because each finds its own settings. Solvers with a fixed number of steps descend on the sum of the costs
+    of all retrainings, which share every mini-batch, every link and push-sum's ω. With the key of `hp.train` they
+    repeat that run's draws. Only the first `at_once` runs are certified.
 
     **Use it** for few params, or to check a prediction. Start warm, from `hp.train(…).task`: then
     `hp.TreeNewton()` takes a few averages. **Avoid it** for many single records, which `scores` ranks by one estimate.
@@ -64,7 +65,7 @@ def retrain(
         progress: Function called with the number of finished retrainings; None: no calls.
 
     Returns:
-        `Effects` by group and site, with the params of each retraining and the baseline with all clients.
+        `Effects` by group and client, with the params of each retraining and the baseline with all clients.
 
     Raises:
         InvalidInput: The weights are not a list or belong to another task, or the method has an optimizer.
@@ -94,7 +95,7 @@ def retrain(
 
 
 def _retrain_part(task: Task, method: InnerSolver, network: Network, weights: list[Weights], **around: Any) -> Effects:
-    """Return effects whose `by_site` holds the losses themselves."""
+    """Retrain one part of the weights; return effects whose `by_site` holds losses instead of changes."""
     params, statuses, status, costs = _train(task, method, network, weights, **around)
     losses = outer_costs(task, eqx.filter(params, eqx.is_array))
     return Effects(
@@ -103,7 +104,7 @@ def _retrain_part(task: Task, method: InnerSolver, network: Network, weights: li
 
 
 def _without_baseline(found: Effects) -> Effects:
-    """Return the effects of all runs but the first, which trained with all clients."""
+    """Return the effects of all runs except the first, which trained with all clients and is the baseline."""
 
     def pick(place: Any) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[place] if eqx.is_array(leaf) else leaf, found.params)
@@ -125,7 +126,7 @@ def _train(
 ) -> tuple[PyTree[Float[Array, "k n ..."]], tuple[Status, ...], Status, Costs]:
     """Train with each of k weights side by side, in one solve; `around` is passed to `hp.train`.
 
-    Return params, the status of each run and of all, and costs.
+    Return the params, the status of each run, the status of all runs together, and the costs.
     """
     made = with_weights(task)
     if method.solves and not method.bind(network, around["engine"], task).stacks:
@@ -153,7 +154,7 @@ def _train(
 def _train_each(
     made: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], certify: bool, **around: Any
 ) -> tuple[PyTree, tuple[Status, ...], Status, Costs]:
-    """Train one run after the other, and return what `_train` returns."""
+    """Train with each of the weights in turn, and return the same values as `_train`."""
     found = [train(made.at(hypers=own), method, network, certify=certify, **around) for own in weights]
     params = jax.tree.map(
         lambda *leaves: np.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *(each.params for each in found)
@@ -165,14 +166,16 @@ def _train_each(
 
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:
-    """Measure predictions by R² = 1 − RSS/TSS, F1 of "removal lowers the loss", Kendall's τ and Spearman's ρ.
+    """Compare predictions with actual changes by R², F1, Kendall's τ and Spearman's ρ.
+
+    R² is 1 − RSS/TSS. F1 measures predictions of the event "removal lowers the loss".
 
     Args:
         predicted: Predicted changes of the loss, one for each removal.
         actual: Changes of the loss by retraining.
 
     Returns:
-        The four numbers by name. A number is None if it is undefined: fewer than two predictions, or equal ones.
+        The four numbers by name. A number is None if it is undefined, for example with fewer than two predictions.
 
     Raises:
         InvalidInput: The numbers of predictions and of actual changes differ.
@@ -195,7 +198,7 @@ def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..
     hits, named = np.sum((predicted < 0) & (actual < 0)), np.sum(predicted < 0) + np.sum(actual < 0)
     return {
         "r2": float(1 - np.sum((actual - predicted) ** 2) / np.sum((actual - actual.mean()) ** 2)) if varied else None,
-        "f1": float(2 * hits / named) if named else 1.0,  # without anything to find, finding nothing is right
+        "f1": float(2 * hits / named) if named else 1.0,  # no loss falls, and none is predicted to fall
         "kendall": kendall,
         "spearman": spearman,
     }

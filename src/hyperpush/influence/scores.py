@@ -1,4 +1,4 @@
-"""Predictions of the changes for all clients if a training example, or a whole client, were left out."""
+"""Predict how the losses of all clients change if a training example, or a whole client, is left out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,28 +34,30 @@ from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Estimate, Result
 
 WORST = 10  # records in a panel
-LOOK = 50  # products of the curvature check
-FEW = 32  # clients up to which effects of parties are found by default; they take a system per client
+LOOK = 50  # Lanczos steps of the curvature check
+FEW = 32  # most clients for which parties="auto" computes effects of parties, with one linear system per client
 WAYS = ("newton", "retrain", "first order")
 
 
 @dataclass(frozen=True, repr=False)
 class Influence(Result):
-    """Predicted changes of validation losses when records or parties leave. Each client computes its own from vectors.
+    """Predicted changes of validation losses when records or parties leave.
 
-    One party's result holds its own changes only.
+    Each client computes the changes by its own records from vectors, not from records of others. One party's result
+    holds only the changes by its own records and by its own leaving.
 
     Attributes:
-        examples: By client, the change of Σ_k F_k if this example is removed, at first order.
-        totals: The change of Σ_k F_k if a client's cost and penalty are removed; its F_i still counts. At first order
-            and with its own loss in the sum, signs are often wrong for few parties: see `clients`.
+        examples: One array per client. It holds, for each training example, the change at first order of Σ_k F_k if
+            this example is removed.
+        totals: For each client, the change of Σ_k F_k if its cost and penalty are removed. The sum still includes its
+            own F_i. The change is of first order, so with few parties its sign is often wrong: see `clients`.
         parties: The effects of whole parties on each client; None without `parties`.
         damping: The number added to the diagonal of the mean Hessian.
         curvature: The ends of the spectrum of the mean Hessian without damping; None if it was not checked.
         estimate: The hypergradient by all weights.
         validation: The requested validation examples, as pairs (client, number).
-        by_validation: By client, the change of the loss of each of them if this example is removed, [validation
-            examples, examples].
+        by_validation: One array per client, [validation examples, training examples]. It holds the change of the loss
+            of each requested validation example if a training example is removed.
 
     Example:
         >>> import hyperpush as hp
@@ -78,7 +80,10 @@ class Influence(Result):
 
     @property
     def clients(self) -> Float[np.ndarray, " n"]:
-        """The change of the *others'* summed F if this client leaves: above 0 it helps them, below 0 it hurts."""
+        """For each client, the change of the *other* clients' summed F if it leaves.
+
+        Above 0 the client helps the others, below 0 it hurts them.
+        """
         return self._parties.others
 
     @property
@@ -93,14 +98,17 @@ class Influence(Result):
         return self.parties
 
     def ranking(self, client: str | int) -> Int[np.ndarray, " m"]:
-        """Return the client's examples, the most harmful first: its removal lowers the loss of all most."""
+        """Return the numbers of the client's examples, the most harmful first.
+
+        Removing the most harmful example lowers the summed loss of all clients most.
+        """
         number = self.task.client(client)
         if number not in self._numbers:
-            raise InvalidInput("client", client, f"{self.names[0]!r}, whose result this is")
+            raise InvalidInput("client", client, f"{self.names[0]!r}: the result holds only this client")
         return np.argsort(self.examples[self._numbers.index(number)], kind="stable")
 
     def top(self, count: int) -> list[Place]:
-        """Return the examples of all clients with the largest predicted changes, in either direction."""
+        """Return the `count` examples of all clients with the largest predicted changes, in either direction."""
         check_integer("count", count, minimum=0)
         rows = zip(self._numbers, self.examples, strict=True)
         places = [(client, number) for client, own in rows for number in range(len(own))]
@@ -108,7 +116,7 @@ class Influence(Result):
         return [places[place] for place in order]
 
     def worst(self, count: int) -> list[Place]:
-        """Return the examples of all clients whose removal lowers the loss most; helpful ones are left out."""
+        """Return the `count` examples of all clients whose removal lowers the loss most, without helpful examples."""
         check_integer("count", count, minimum=0)
         rows = zip(self._numbers, self.examples, strict=True)
         hurting = [(own[number], client, int(number)) for client, own in rows for number in np.flatnonzero(own < 0)]
@@ -116,12 +124,12 @@ class Influence(Result):
 
     @property
     def _numbers(self) -> list[int]:
-        """Return the clients with scores in this result."""
+        """Return the numbers of the clients that have scores in this result."""
         return list(range(self.task.clients)) if self.task.owner is None else [self.task.owner]
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the predictions, those of the printed status included; empty without any."""
+        """Reasons to doubt the predictions, including those in the printed status; an empty list if there are none."""
         said = warn_of_status(self.status) + self._warn_of_curvature()
         if self.parties is None:
             return said
@@ -174,16 +182,17 @@ def scores(
     hooks: Sequence[Any] = (),
     throw: bool = False,
 ) -> Influence:
-    """Predict the changes if a record or a party leaves, at trained params (`trained.task`).
+    """Predict how validation losses change if a record or a party leaves, at the params of a trained task.
 
-    With a weight w for each example, 1 as given and 0 where it is removed, the change of Σ_k F_k is predicted by
+    Every training example gets a weight w: 1 keeps the example, 0 removes it. With n clients and the mean outer cost
+    F̄, the predicted change of Σ_k F_k by the removal is
 
         −n · d F̄ / dw
 
     (Koh and Liang, arXiv:1703.04730; equation 12 of Terashita and Hara, arXiv:2210.02129).
 
-    The prediction is of first order, which falls short for whole parties. Their effects on each of the others take a
-    Newton step without the party, or retraining.
+    The prediction is of first order, which falls short for whole parties. `parties` therefore chooses how to find their
+    effects on each other client: by a Newton step without the party, or by retraining.
 
     **Use it** to find examples that hurt all clients, such as wrong labels, and the effect of each party on each other
     one. **Avoid it** for large groups of records: `group_score` takes a Newton step. `retrain` gives the true effect.
@@ -191,22 +200,23 @@ def scores(
     Args:
         task: A trained or solved task whose inner cost returns one loss per example (`trained.task`, `solution.task`,
             `hp.load(path, task=task).result.task`). Its hypers, of any kind, stay fixed.
-        method: An estimator with a global target. `ITDBackward` takes the task before training.
+        method: An estimator with a global target. `ITDBackward` needs the task before training.
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
-        damping: Number added to the diagonal of the mean Hessian, 0 or more. If that is indefinite, `warnings` give the
-            necessary damping.
-        parties: Method for the effects of whole parties on the others, by site. `"newton"`: a Newton step without each
-            party, all in one more estimate, which sends and computes n times as much for n clients. `"retrain"`:
-            `hp.TreeNewton()` without each party, from these params; exact, and best for few params. `"first order"`: n
-            more right-hand sides in the one estimate; wrong for parties with much of the weight. None: no effects of
-            parties. `"auto"`: `"newton"` for up to 32 clients, all hosted here; else None.
-        validation: Validation examples to score for, one by one: pairs (client, number), or a client for all of its
-            examples. With k of them the one estimate has k + 1 right-hand sides: it sends and computes k + 1 times as
-            much in about as many rounds, and holds k + 1 vectors in place of each one. Choose a few, or a few at a
-            time.
-        curvature_steps: Products per client to check the curvature, for `warnings`; 0: no check. None: 50, or 0 if the
-            estimator detects negative curvature itself (`Automatic`, `TreeCG`, `Dense`) and found none.
+        damping: Number added to the diagonal of the mean Hessian, 0 or more. If the mean Hessian is indefinite,
+            `warnings` name the necessary damping.
+        parties: Method for the effects of whole parties on each other client. `"newton"`: a Newton step without each
+            party. All steps take one more estimate, which sends and computes n times as much for n clients.
+            `"retrain"`: `hp.TreeNewton()` without each party, from these params; exact, and best for few params.
+            `"first order"`: n more right-hand sides in the estimate for the records; wrong for parties with much of the
+            weight. None: no effects of parties. `"auto"`: `"newton"` for up to 32 clients, all hosted here; else None.
+        validation: Validation examples whose single losses are predicted, too: pairs (client, number), or a client for
+            all of its examples; None: none. With k examples the estimate has k + 1 right-hand sides. It sends and
+            computes k + 1 times as much in about as many rounds, and holds k + 1 vectors in place of each one. Choose a
+            few, or a few at a time.
+        curvature_steps: Lanczos steps that check the curvature for `warnings`, each with one product per client; 0: no
+            check. None: 50, or 0 if the estimator detects negative curvature itself (`Automatic`, `TreeCG`, `Dense`)
+            and found none.
         engine: The engine that runs the clients; the curvature is checked without its faults. A single party skips this
             check, because a run among parties is one program.
         hooks: Observers called between compiled chunks.
@@ -219,7 +229,7 @@ def scores(
         InvalidInput: An argument is out of range, or the inner cost returns a scalar.
 
     Example:
-        Three clients fit a mean. Only the second one's last number is off, and everybody pays for it.
+        Three clients fit a mean. Only the second client's last number is wrong, which raises the loss of all clients.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
@@ -232,7 +242,7 @@ def scores(
         >>> found.top(1)
         [(1, 1)]
 
-        For the third client's first validation example alone, each of the 1s is worth as much as the others:
+        For the loss of the third client's first validation example alone, all training numbers 1 have equal scores:
 
         >>> one = hp.influence.scores(task, hp.hypergradients.Dense(), network, key=0, validation=[(2, 0)])
         >>> [own.round(3).tolist() for own in one.by_validation]
@@ -266,7 +276,7 @@ def scores(
 def _look(
     task: Task, estimate: Estimate, network: Network, key: Any, steps: int | None, engine: Engine
 ) -> tuple[Curvature, Costs] | None:
-    """Return the curvature and its costs; None if the estimate has checked it, or one party cannot."""
+    """Return the curvature and its costs; None if the check is skipped (see `curvature_steps` and `engine`)."""
     if steps is None:
         sees_itself = estimate.status.singular is not None and estimate.status.reason != "ill-posed"
         steps = 0 if sees_itself else LOOK
@@ -274,7 +284,7 @@ def _look(
 
 
 def _way(parties: Any, task: Task, method: HypergradientEstimator, engine: Engine) -> str | None:
-    """Return the method for effects of parties; refuse unknown names and methods that do not fit."""
+    """Return the method for effects of parties, None for no effects; raise `InvalidInput` for an unsuitable one."""
     if parties not in (*WAYS, "auto", None):
         raise unknown("parties", str(parties), (*WAYS, "auto"))
     cannot = engine.hosts_one or method.trains
@@ -289,7 +299,7 @@ def _way(parties: Any, task: Task, method: HypergradientEstimator, engine: Engin
 def _party_effects(
     task: Task, method: HypergradientEstimator, network: Network, how: str | None, judged: Status, **options: Any
 ) -> Effects | None:
-    """Return the effects of each party by a Newton step or retraining; None if unwanted or for one party."""
+    """Return the effects of each party by a Newton step or retraining; None if not requested or for one client."""
     if how is None or task.clients < 2:
         return None
     weights = [without(task, clients=[client]) for client in range(task.clients)]
@@ -297,14 +307,14 @@ def _party_effects(
         options.pop("damping")
         return retrain(task, TreeNewton(), network, weights, **options)
     found = step_groups(task, method, network, weights, certify=False, **options)
-    # The records' estimate has judged the same params, and the estimator itself.
+    # The estimate for the records has already judged the same params and the estimator.
     uncertified = found.status.reason == "not certified"
     status = replace(judged, error=found.status.error) if uncertified else found.status.judged(judged)
     return replace(found, status=status)
 
 
 def _baseline(task: Task) -> Float[np.ndarray, " n"]:
-    """Return F_j of every client at the task's params; one party knows its own only."""
+    """Return F_j of every client at the task's params; in one party's task, NaN for all other clients."""
     if task.owner is None:
         return outer_costs(task, jax.tree.map(lambda leaf: leaf[None], task.params))[0]
     found = np.full(task.clients, np.nan)
@@ -313,7 +323,7 @@ def _baseline(task: Task) -> Float[np.ndarray, " n"]:
 
 
 def _own_rows(task: Task) -> Bool[np.ndarray, "k n"]:
-    """Return a mask in which every client leaves by itself; one party's task has its row only."""
+    """Return the mask of groups that hold one client each; one party's task has only the row of its own leaving."""
     rows = np.eye(task.clients, dtype=bool)
     return rows if task.owner is None else rows[task.owner : task.owner + 1]
 
@@ -321,7 +331,10 @@ def _own_rows(task: Task) -> Bool[np.ndarray, "k n"]:
 def _changes(
     task: Task, value: Weights, several: bool
 ) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, "n runs"]]:
-    """Return every client's predicted changes by run and example, and by run for the whole client."""
+    """Return the predicted changes by records, one array [runs, examples] per client, and by clients, [clients, runs].
+
+    A run is one right-hand side of the estimate.
+    """
     examples, clients = (-task.clients * np.asarray(each, np.float64) for each in (value.examples, value.client))
     if not several:
         examples, clients = examples[..., None], clients[..., None]

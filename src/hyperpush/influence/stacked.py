@@ -33,9 +33,9 @@ def over_runs(
 
 
 class Summed(eqx.Module):
-    """Sum of a cost or penalty over k runs with stacked params and weights: its gradient holds that of each run.
+    """Sum of a cost or penalty over k runs with stacked params and weights: its gradient stacks the runs' gradients.
 
-    A cost gives one number per example, as the library takes the mean over examples.
+    A cost returns one number per example, because the library takes the mean over examples.
     """
 
     function: Cost | Penalty
@@ -48,10 +48,11 @@ class Summed(eqx.Module):
 
 
 class Pulled(eqx.Module):
-    """Penalty plus pullᵀx, where `pull` is the second part of the hyper.
+    """Penalty plus the linear term pullᵀx of the params x, where `pull` is the second part of the hyper.
 
-    It moves the optimum of a changed problem back to the params at which an estimate is made. With `asked`, the
-    hypergradient by the pull is minus the solution of the estimator's system; without, it is 0.
+    The linear term moves the optimum of a changed problem back to the params at which an estimate is made. With
+    `asked`, the hypergradient by the pull is minus the solution of the estimator's linear system. Without `asked`, it
+    is 0.
     """
 
     penalty: Penalty | None
@@ -69,22 +70,22 @@ class Pulled(eqx.Module):
 
 
 def take_weights(hyper: tuple[Any, ...]) -> Weights:
-    """Return the weights of a hyper that holds more besides."""
+    """Return the weights, which are the first part of the hyper."""
     return hyper[0]
 
 
 def hold_weights(hyper: tuple[Any, ...]) -> Weights:
-    """Return the weights of a hyper as constants, by which nothing is differentiated."""
+    """Return the weights, the first part of the hyper, as constants without derivatives."""
     return jax.lax.stop_gradient(hyper[0])
 
 
 def repeat_params(params: PyTree, runs: int, axis: int) -> PyTree:
-    """Copy the params into each of several runs, on this axis."""
+    """Return copies of the params for several runs, stacked on a new axis `axis`."""
     return jax.tree.map(lambda leaf: jnp.repeat(jnp.expand_dims(leaf, axis), runs, axis=axis), params)
 
 
 def stack_weights(task: Task, weights: Sequence[Weights]) -> Weights:
-    """Return all runs' weights in a simulation, runs on the last axis, because examples are looked up on the first."""
+    """Stack the weights of all runs of a simulation on the last axis, because examples are looked up on the first."""
     return Weights(
         jnp.stack([each.examples for each in weights], axis=2),
         jnp.stack([each.client for each in weights], axis=1),
@@ -93,7 +94,10 @@ def stack_weights(task: Task, weights: Sequence[Weights]) -> Weights:
 
 
 def split_runs(task: Task, weights: Any, at_once: int) -> list[list[Weights]]:
-    """Split weights into parts of equal length for one program, the last padded by repetition; check them first."""
+    """Check weights, and split them into parts of equal length, so that one compiled program runs all parts.
+
+    The last part is padded by repeating its last weights.
+    """
     check_integer("at_once", at_once, minimum=1)
     if isinstance(weights, Weights) or not isinstance(weights, Sequence):
         raise InvalidInput("weights", type(weights).__name__, "a list of weights, one for each run")

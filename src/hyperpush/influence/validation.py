@@ -1,4 +1,4 @@
-"""Right-hand sides of one estimate: all validation losses, single validation examples, and the loss of each site."""
+"""Make tasks whose estimate has several right-hand sides: all validation losses, single examples, or single clients."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ NOT_KNOWN = 2**31  # more validation examples than any client has
 
 
 class _Asked(eqx.Module):
-    """Weights of a client's outer cost in each run: its F, and the number of a single example (−1: none)."""
+    """Outer cost of a client in each run: the weight of its F, and the number of a validation example (−1: none)."""
 
     whole: Float[Array, "*clients k"]
     number: Float[Array, "*clients k"]
@@ -32,7 +32,7 @@ Hyper = tuple[Weights, PyTree, _Asked]
 
 
 class _Apart(eqx.Module):
-    """Sum over runs of F, or of the loss of one validation example, where the run asks this client for it."""
+    """Sum over runs of the client's outer cost in the run (see `_Asked`): its F, one validation loss, or 0."""
 
     function: Cost
     singles: bool = eqx.field(static=True)
@@ -51,7 +51,7 @@ class _Apart(eqx.Module):
 
 
 class _Counted(eqx.Module):
-    """Sum of an outer penalty over the runs that ask for this client's F; it does not depend on examples."""
+    """Sum of an outer penalty over the runs whose outer cost includes this client's F."""
 
     function: Penalty
 
@@ -77,8 +77,8 @@ def damped_task(made: Task, damping: float) -> Task:
 def split_outer(task: Task, made: Task, damping: float, places: list[Place], sites: bool) -> Task:
     """Return the task `made`, which is `task` with weights, as several runs side by side at the same params.
 
-    The first has the outer cost of the task. One for each place has the loss of that validation example alone. With
-    `sites` one more for each client has its F alone.
+    The first run has the outer cost of the task. Each validation example in `places` adds a run with its loss alone.
+    With `sites`, each client adds a run with its F alone.
     """
     if places:
         check_single_losses(task, "outer")
@@ -112,12 +112,15 @@ def _asked(task: Task, places: list[Place], sites: bool, dtype: Any) -> _Asked:
 
 
 def find_places(task: Task, validation: Any) -> list[Place]:
-    """Return the given validation examples as pairs (client, number), with all examples of clients named alone."""
+    """Return the requested validation examples as pairs (client, number).
+
+    A client without a number stands for all its validation examples.
+    """
     if isinstance(validation, str) or not isinstance(validation, Iterable) or _is_one_pair(validation):
         raise InvalidInput("validation", validation, "a list of pairs [(client, number of its validation example), …]")
     if task.owner is None:
         counts = example_counts(task.validation)
-    else:  # the numbers of others' examples are unknown here; they check themselves
+    else:  # the numbers of other parties' examples are unknown here; each party checks its own
         counts = np.where(np.arange(task.clients) == task.owner, int(count(task.validation)), NOT_KNOWN)
     found: list[Place] = []
     for each in validation:

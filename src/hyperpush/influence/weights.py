@@ -1,4 +1,4 @@
-"""A task in which every training example and every client has a weight: its hypergradient is influence."""
+"""Make tasks in which every training example and client has a weight; the hypergradient by weights is influence."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
@@ -22,7 +22,7 @@ Place = tuple[int, int]  # (client, its example)
 
 
 class Weights(eqx.Module):
-    """Weights of a client's examples, and of the client itself; 1 keeps, 0 removes.
+    """Weights of a client's examples, and of the client itself: 1 keeps an example or client, 0 removes it.
 
     `own` holds the client's hypers, which stay fixed.
 
@@ -44,7 +44,7 @@ class Weights(eqx.Module):
 
 
 class Chosen(eqx.Module):
-    """A cost or penalty of a part of the hyper, which `choose` selects."""
+    """A cost or penalty that sees only the part of the hyper that `choose` selects."""
 
     function: Cost | Penalty
     choose: Callable[[PyTree], PyTree] = eqx.field(static=True)
@@ -54,12 +54,12 @@ class Chosen(eqx.Module):
 
 
 def of_part(cost: Cost, choose: Callable[[PyTree], PyTree]) -> Cost:
-    """Return a cost of this part of the hyper; a cost of a `Batch` stays one."""
+    """Return the cost of the part of the hyper that `choose` selects; a `BatchCost` stays a `BatchCost`."""
     return BatchCost(Chosen(cost.function, choose)) if isinstance(cost, BatchCost) else Chosen(cost, choose)
 
 
 class _Weighted(eqx.Module):
-    """A cost or penalty times the client's weight; a cost's losses times those of their examples, too."""
+    """A cost or penalty times the client's weight; losses are also multiplied by the weights of their examples."""
 
     function: Cost | Penalty
 
@@ -69,16 +69,21 @@ class _Weighted(eqx.Module):
 
 
 def get_own(weights: Weights) -> PyTree:
-    """The client's hypers."""
+    """Return the client's own hypers, without the weights."""
     return weights.own
 
 
 @no_type_check
 def with_weights(task: Task) -> Task:
-    """f_i(x, (w, c)) = c ((1/N_i) Σ_j w_j ℓ(x; z_ij) + penalty), with all weights 1; F_i as it is.
+    """Return the task whose hypers are the weights of its training examples and clients.
 
-    N_i does not change with the weights. Equation 12 of Terashita and Hara (arXiv:2210.02129), with an additional
-    weight for each client. The inner cost has to return one loss per example: no share of the penalty belongs to one.
+    With a weight w_j for each of the client's N_i examples z_ij and a weight c for the client, the inner cost becomes
+
+        f_i(x, (w, c)) = c ((1/N_i) Σ_j w_j ℓ(x; z_ij) + penalty)
+
+    N_i does not change with the weights, and the outer cost F_i does not depend on them. This is equation 12 of
+    Terashita and Hara (arXiv:2210.02129), with an additional weight for each client. The inner cost must return one
+    loss per example, without the penalty, which belongs to no example.
 
     Args:
         task: A task that is not private, whose inner cost returns one loss per example.
@@ -113,7 +118,7 @@ def with_weights(task: Task) -> Task:
 
 
 def check_single_losses(task: Task, level: Literal["inner", "outer"] = "inner") -> None:
-    """Refuse a task whose cost of this level is a scalar, because it hides the parts of the examples."""
+    """Raise `InvalidInput` if the cost of this level is a scalar, which hides the losses of single examples."""
     task.check()
     cost, examples, penalty = (
         (task.inner, task.train, "penalty") if level == "inner" else (task.outer, task.validation, "outer_penalty")
@@ -164,7 +169,7 @@ def without(task: Task, places: Iterable[tuple[int | str, int]] = (), clients: I
 
 
 def check_place(field: str, place: Any, task: Task, counts: Int[np.ndarray, " n"]) -> Place:
-    """Return the numbers of a client and its example; refuse unknown ones."""
+    """Return a pair (number of a client, number of its example); raise `InvalidInput` for unknown ones."""
     if not isinstance(place, tuple | list) or len(place) != 2 or not isinstance(place[1], int | np.integer):
         raise InvalidInput(field, place, "pairs (client, number of its example)")
     owner, number = task.client(place[0]), int(place[1])
@@ -174,7 +179,7 @@ def check_place(field: str, place: Any, task: Task, counts: Int[np.ndarray, " n"
 
 
 def check_weights(task: Task, weights: Sequence[Weights]) -> None:
-    """Refuse weights that were made for another task."""
+    """Raise `InvalidInput` for weights that were made for another task."""
     shape = (task.clients, rows(task.train, one=False))
     for each in weights:
         if not isinstance(each, Weights) or each.examples.shape != shape:

@@ -19,9 +19,9 @@ Weights = Literal["push", "gossip", "ones"]
 Mixing = Literal["push", "gossip"]
 Step = Int[ArrayLike, ""]
 Senders = Int[Array, " b"]
-# live slots, and their receivers (None: slot i leads to client i)
+# Which slots of each sender hold a live link, and the receiver of each slot; None means that slot i leads to client i.
 Slots = tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]
-Shares = tuple[Float[Array, "b k"], Float[Array, " b"]]  # weights of slots, and the senders' own weights
+Shares = tuple[Float[Array, "b k"], Float[Array, " b"]]  # weights of slots, and weights that senders keep
 
 
 class Network(eqx.Module):
@@ -52,7 +52,7 @@ class Network(eqx.Module):
 
     @abc.abstractmethod
     def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
-        """Return the live slots of the senders and their receivers. Senders are valid clients."""
+        """Return which slots of the senders hold a live link, and each slot's receiver. All senders are clients."""
 
     def _gossip(self, key: PRNGKeyArray, step: Step, senders: Senders, slots: Slots) -> Shares:
         """Return symmetric doubly stochastic weights of live slots and of the sender itself; by default Metropolis.
@@ -70,7 +70,10 @@ class Network(eqx.Module):
 
     @abc.abstractmethod
     def flood_rounds(self) -> int:
-        """Return the rounds in which a maximum reaches all clients from any client and step; computed on the host."""
+        """Return the number of rounds after which a maximum has reached all clients; computed on the host.
+
+        The number is enough for every client that holds the maximum and every step at which the flood starts.
+        """
 
     @abc.abstractmethod
     def possible(self) -> scipy.sparse.csr_array:
@@ -84,15 +87,15 @@ class Network(eqx.Module):
         return (possible != possible.T).nnz == 0
 
     def period(self) -> int:
-        """Return the number of steps after which links repeat, for networks without chance."""
+        """Return the number of steps after which links repeat, for networks without random links."""
         return 1
 
     @property
     def scheduled(self) -> bool:
         """True if all links are known ahead: they repeat after `period()` steps for any key.
 
-        Then exact averages along a tree are planned. On other networks clients wait for links, because random ones
-        cannot be known ahead. False is always safe.
+        On such networks exact averages along a tree follow a planned schedule. On other networks clients wait for
+        links, because random links are not known ahead. False is always safe.
         """
         return not self.varying
 
@@ -119,7 +122,7 @@ class Network(eqx.Module):
         return self.means().up
 
     def uniform(self) -> float | None:
-        """Return how often each link is up if every pair of clients has one, all equally often; None elsewhere."""
+        """Return the frequency of links if all pairs of clients are linked equally often; return None otherwise."""
         return None
 
     def links(
@@ -131,9 +134,9 @@ class Network(eqx.Module):
             key: Key of random links; fixed networks ignore it.
             step: Time of the network, from 0.
             senders: Numbers of the sending clients. Numbers beyond the last client (padding of a block) send nothing
-                and keep all.
+                and have self-weight 1.
             weights: `"push"`: P[i, j] = δ_{j→i} / Σ_k δ_{j→k}, the sender itself included: column stochastic. Shares
-                are rounded down so that the sender's rest is exact: rounding neither creates nor loses mass.
+                are rounded down so that the sender's own weight is exact: rounding neither creates nor loses mass.
                 `"gossip"`: symmetric and doubly stochastic, for undirected networks only. `"ones"`: 1 on every live
                 link and for the sender itself.
             padded: False promises that no sender is beyond the last client.
@@ -149,7 +152,7 @@ class Network(eqx.Module):
         dtype = jnp.result_type(float)
         if weights == "push":
             receivers = jnp.sum(alive, axis=1).astype(dtype)
-            share = jax.lax.optimization_barrier(round_down(1 / (1 + receivers)))  # else it is divided for every link
+            share = jax.lax.optimization_barrier(round_down(1 / (1 + receivers)))  # else XLA divides once per link
             own = 1 - receivers * share
             shares = jnp.broadcast_to(share[:, None], alive.shape)
         elif weights == "gossip":
@@ -165,6 +168,6 @@ class Network(eqx.Module):
 
 
 def round_down(weights: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Round down to a multiple of the type's resolution below 1; sums of these up to 1 are exact in any order."""
+    """Round weights down to multiples of the type's resolution below 1, whose sums up to 1 are exact in any order."""
     grains = 1 / jnp.finfo(weights.dtype).epsneg
     return jnp.floor(weights * grains) / grains

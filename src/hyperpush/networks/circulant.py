@@ -93,8 +93,8 @@ class OnePeerExponential(Network):
     """The one-peer exponential graph: i → i + 2^(t mod ⌈log₂ n⌉) (mod n) at step t.
 
     Assran et al., arXiv:1811.10792. If n is a power of two, ⌈log₂ n⌉ steps average exactly (Ying et al.,
-    arXiv:2110.13363). **Use it** where clients agree on the step and can reach each other: one message per client and
-    step. **Avoid it** if steps may differ between clients, or links are given.
+    arXiv:2110.13363). **Use it** where clients agree on the step and can reach each other: each client sends one
+    message per step. **Avoid it** if steps may differ between clients, or if the links are given.
 
     Args:
         clients: n, from 2 to 2³⁰.
@@ -126,8 +126,8 @@ class OnePeerExponential(Network):
         return len(_powers(self.clients))
 
     def flood_rounds(self) -> int:
-        # Any ⌈log₂ n⌉ steps in a row use each power once, and their sums give every distance below n; fewer steps reach
-        # at most half as many distances, which is less than n.
+        # Any ⌈log₂ n⌉ consecutive steps use each power of two once, and sums of these powers give every distance below
+        # n. Fewer steps reach at most half as many distances, which is less than n.
         return self.period()
 
     def possible(self) -> scipy.sparse.csr_array:

@@ -1,7 +1,7 @@
-"""Expected rounds and floats of averages along a tree, and of gradient tracking: which of the two a network suits.
+"""Predict the rounds and floats of averages along a tree and of gradient tracking, to choose between these methods.
 
-A tree waits for particular links. Where any link is up rarely, as on random sparse graphs, gradient tracking over
-push-sum takes a hundredth of the rounds, because it takes whatever links are up.
+An average along a tree waits for particular links. On random sparse graphs each link is rarely up. There, gradient
+tracking over push-sum takes a hundredth of the rounds, because it uses any link that is up.
 """
 
 import math
@@ -14,17 +14,17 @@ from hyperpush.networks.base import Network
 from hyperpush.networks.remembered import remembered
 from hyperpush.networks.trees import ROOT, WaitingTree
 
-AVERAGES = 10  # that conjugate gradients take, seen on logistic regression and quadratics
-STEPS, VOTE = 75, 5  # of gradient tracking to the same error, and from one vote on its end to the next
-LOSSY_STEPS = 200  # of gradient tracking where messages get lost
-MISSED = 5  # rounds more that a flood takes until random links have missed nobody
-SLOWER = 3.0  # times the rounds that a tree may take
-MOST_BYTES = 1 << 31  # for planning a tree
-PLAN_BYTES = 48  # for each link that can ever be up
+AVERAGES = 10  # averages in a run of conjugate gradients, as observed on logistic regression and quadratics
+STEPS, VOTE = 75, 5  # steps of gradient tracking to the same error, and steps between votes on ending it
+LOSSY_STEPS = 200  # steps of gradient tracking if messages get lost
+MISSED = 5  # additional rounds of a flood until random links have missed no client
+SLOWER = 3.0  # largest accepted ratio of the rounds of a tree to those of gradient tracking
+MOST_BYTES = 1 << 31  # largest memory for planning a tree
+PLAN_BYTES = 48  # memory for planning, per link that can ever be up
 
 
 class Losses(NamedTuple):
-    """What happens to messages on links that are up."""
+    """Loss and delay of messages on links that are up."""
 
     loss: float = 0.0  # probability that all copies of a message are lost
     delay: float = 0.0  # mean rounds that a message is late
@@ -36,9 +36,9 @@ RELIABLE = Losses()
 def tree_rounds(network: Network, losses: Losses = RELIABLE) -> float:
     """Return the expected rounds of one average along a tree on random links.
 
-    The last of n clients waits longest: about ln n / −ln(1 − p) rounds more than the mean, where a link is up with
-    probability p. A lost message is sent again after the longest round trip. So many follow each other as are lost on
-    the longest way, or of the messages of the unluckiest client.
+    If a link is up with probability p, the last of n clients waits about ln n / −ln(1 − p) rounds longer than the
+    mean. A lost message is sent again after the longest round trip. The number of such repetitions is the number of
+    losses on the longest path, or of losses of the unluckiest client if that is larger.
     """
     uniform, tree = network.uniform(), WaitingTree(network)
     if uniform is not None:
@@ -61,17 +61,17 @@ def push_rounds(network: Network, error: float) -> int:
 
 
 class Spreading(NamedTuple):
-    """Rounds on a network in which everybody uses whatever links are up."""
+    """Rounds in which values spread over a network if clients use every link that is up."""
 
-    mixing: int  # of push-sum that shrink differences between clients about threefold
-    flood: int  # until a number has reached everybody
+    mixing: int  # rounds of push-sum that shrink differences between clients about threefold
+    flood: int  # rounds until a number has reached all clients
 
 
 def spreading(network: Network) -> Spreading:
-    """Return about how fast a network spreads numbers.
+    """Return estimates of the rounds in which a network mixes values and spreads a number to all clients.
 
-    Random links with d receivers each shrink differences by √(d + 1) in a round. Elsewhere they spread as heat does, in
-    rounds in proportion to the square of the longest way.
+    If each client has d random receivers, differences shrink by √(d + 1) per round. On other networks values spread
+    like heat: the rounds are proportional to the square of the longest path.
     """
     uniform = network.uniform()
     if uniform is not None:
@@ -88,12 +88,11 @@ def spreading(network: Network) -> Spreading:
 
 @remembered
 def tree_pays(network: Network, size: int, losses: Losses | None = None) -> bool:
-    """Return whether averages of `size` numbers along a tree are the better choice on this network.
+    """Return True if averages of `size` numbers along a tree suit this network better than gradient tracking.
 
-    They are unless they take more than three times the rounds of gradient tracking, and do not send fewer floats in the
-    same proportion. So they never take more than three times the rounds and more floats. `losses` are None on reliable
-    links, where clients vote on the end of tracking, and follow a schedule without waiting. Elsewhere tracking takes a
-    fixed number of steps, each as long as a flood.
+    A tree may take up to three times the rounds of tracking. It may take more only if it saves floats in the same
+    proportion. `losses=None` means reliable links: clients vote on the end of tracking, and averages on a scheduled
+    network wait for no link. With losses, tracking takes a fixed number of steps, each as long as a flood.
     """
     if network.clients == 1 or (network.scheduled and losses is None):
         return True
@@ -105,13 +104,13 @@ def tree_pays(network: Network, size: int, losses: Losses | None = None) -> bool
     else:
         pushes, votes = LOSSY_STEPS * network.flood_rounds(), 0
     rounds = AVERAGES * tree_rounds(network, losses or RELIABLE) / (pushes + votes)
-    learned = 0 if network.scheduled else 3 * network.clients  # rows of frequencies, on the way to the root and back
+    learned = 0 if network.scheduled else 3 * network.clients  # frequencies sent to the root, and parents sent back
     floats = (learned + 3 * AVERAGES * size) / (2 * pushes * size)
     return rounds <= SLOWER or rounds * floats <= SLOWER
 
 
 def _depth(parents: np.ndarray) -> int:
-    """Return the number of links on the longest way along a tree to the root."""
+    """Return the number of links on the longest path along a tree to the root."""
     place, depth = np.arange(len(parents)), 0
     while np.any(place != ROOT):
         place, depth = parents[place], depth + 1
@@ -119,5 +118,5 @@ def _depth(parents: np.ndarray) -> int:
 
 
 def _last(clients: int, probability: float) -> float:
-    """Return the rounds beyond the first that the last of the clients waits for an event of this probability."""
+    """Return how many rounds after the first the last client waits for an event with this probability per round."""
     return math.log(clients) / -math.log1p(-probability) if probability < 1 else 0.0

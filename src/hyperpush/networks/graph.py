@@ -21,7 +21,7 @@ class FromGraph(FixedGraph):
         mixing: Gossip weights of an undirected graph: `"metropolis"`, or `"fastest-mixing"` for up to 200 clients.
 
     Raises:
-        InvalidInput: The graph does not fit; the message names clients that cannot be reached.
+        InvalidInput: The graph is too small or not connected; the message names clients that cannot be reached.
 
     Example:
         >>> import networkx as nx

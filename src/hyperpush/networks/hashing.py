@@ -1,4 +1,4 @@
-"""Random words by (key, step, index), equal in any block in which they are computed."""
+"""Random 32-bit words as a function of (key, step, index), independent of the block that computes them."""
 
 import functools
 
@@ -11,8 +11,9 @@ from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray, UInt32
 def words(key: PRNGKeyArray, step: Int[ArrayLike, ""], index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """Return a random word per index: the index, mixed with two words from (key, step).
 
-    Links need good statistics, not secrecy. The hash is elementwise and short, because drawing links is most of a round
-    on dense random networks. It takes half the time of 13 rounds of Threefry, and XLA cannot fuse jax.random's on CPU.
+    Links need good statistics, not secrecy. The hash is elementwise and short, because drawing links takes most of the
+    time of a round on dense random networks. It takes half the time of 13 rounds of Threefry, and XLA cannot fuse
+    the functions of jax.random on CPU.
     """
     root, step = jax.random.key_data(key), jnp.asarray(step).astype(jnp.uint32)
     first, second = mix_bits(mix_bits(step ^ root[0]) ^ root[1]), mix_bits(mix_bits(step ^ root[1]) ^ ~root[0])

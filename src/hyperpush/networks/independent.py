@@ -22,8 +22,8 @@ _MOST = 2**16 - 1  # so that the index of every link fits a 32-bit word
 class _Independent(Network):
     """Each link is up at each step with its own probability, drawn once from the seed if a range is given.
 
-    A link is up when the first 24 bits of its random word, as a fraction u of 2^24, are below its probability. The
-    comparison uses whole numbers, so its result is the same in every float precision.
+    A link is up if the first 24 bits of its random word, divided by 2^24, are below its probability. The comparison
+    uses whole numbers, so its result is the same in every float precision.
     """
 
     varying = True
@@ -31,7 +31,7 @@ class _Independent(Network):
     clients: int = eqx.field(static=True)
     probability: tuple[float, float] = eqx.field(static=True)
     seed: int = eqx.field(static=True)
-    thresholds: UInt32[np.ndarray, "..."]  # a single number if all are equal, which needs no table
+    thresholds: UInt32[np.ndarray, "..."]  # probability · 2^24 of each link; a scalar if all are equal
 
     def __init__(self, clients: int, probability: float | Sequence[float], seed: int):
         self.clients = check_integer("clients", clients, minimum=2, maximum=_MOST)
@@ -64,7 +64,7 @@ class _Independent(Network):
         return (gossip_of_independent if weights == "gossip" else of_independent)(self.probabilities())
 
     def frequencies(self) -> Float[np.ndarray, "n n"]:
-        return self.probabilities()  # means of weights take n times as long
+        return self.probabilities()  # `means` would take n times as long
 
     def flood_rounds(self) -> int:
         silent = 1 - self.probabilities()
@@ -82,9 +82,8 @@ class RandomDirected(_Independent):
 
     Args:
         clients: n, from 2 to 65,535.
-        probability: One number from 0 to 1 for all links, or a range (low, high) from which each link draws its own
-            once.
-            0 is refused, because no link is ever up; 1 is a fixed network.
+        probability: One number from 0 to 1 for all links, or a range (low, high). Each link draws its probability from
+            the range once. 0 is refused, because no link is ever up; 1 is a fixed network.
         seed: Seed of the links' probabilities, 0 or more. The run's key decides which links are up.
 
     Raises:
@@ -109,9 +108,9 @@ class RandomDirected(_Independent):
 class RandomUndirected(_Independent):
     """Each link is up at each step, both ways at once, with its own probability.
 
-    Gossip weights are Metropolis weights of the links of the step. **Use it** as a model of undirected links that come
-    and go, also for methods that need an undirected network. **Avoid it** for many clients with few links: n² numbers
-    are drawn per step.
+    Gossip weights are the Metropolis weights of the current step's links. **Use it** as a model of undirected links
+    that come and go, also for methods that need an undirected network. **Avoid it** for many clients with few links:
+    n² numbers are drawn per step.
 
     Args:
         clients: n, from 2 to 65,535.

@@ -24,17 +24,17 @@ _DRAWS = 100
 
 
 class KOut(Network):
-    """Each client sends to k others, picked uniformly: anew at each step, or once.
+    """Each client sends to k others, drawn uniformly: in every step, or once for all steps.
 
     Time and memory are O(n·k) per step. **Use it** for many clients: 100,000 are feasible. **Avoid it** with
-    `varying=False` and small k: a fixed draw is strongly connected only if k is of the order of ln n. Picks that vary
-    join all clients over time for every k.
+    `varying=False` and small k: a fixed draw is strongly connected only if k is of the order of ln n. Receivers that
+    are redrawn in every step connect all clients over time for every k.
 
     Args:
         clients: n, at least 2.
         k: Links per client, from 1 to n − 1.
-        varying: True lets clients pick anew at each step, False once.
-        seed: Seed of a fixed draw, 0 or more. The run's key decides picks that vary.
+        varying: True draws the receivers in every step, False once.
+        seed: Seed of a fixed draw, 0 or more. With `varying=True` the run's key decides the draws.
 
     Raises:
         InvalidInput: An option is out of range, or none of 100 fixed draws was strongly connected.
@@ -85,19 +85,19 @@ class KOut(Network):
     def flood_rounds(self) -> int:
         if self.table is not None:
             return periodic_flood(self.table.frames())
-        # Each informed client tells k others; only the last clients can be missed by all independent picks.
+        # Each informed client reaches k others; only the last clients can be missed by all independent picks.
         return random_flood(self, stall=(1 - self.k / (self.clients - 1)) ** (self.clients - 1))
 
     def possible(self) -> scipy.sparse.csr_array:
-        """Return the links that can ever be up: n² of them if picks vary."""
+        """Return the links that can ever be up: those between all clients if receivers are redrawn in every step."""
         return all_pairs(self.clients) if self.table is None else self.table.frames()[0]
 
 
 @functools.partial(jax.jit, inline=True, static_argnames=("clients", "k"))
 def _picks(key: PRNGKeyArray, step: Step, senders: Senders, clients: int, k: int) -> Int[Array, "b k"]:
-    """Pick k distinct others of each sender, uniform over sets of k (Floyd's sampling: Bentley and Floyd 1987).
+    """Draw k distinct receivers of each sender, uniform over sets of k (Floyd's sampling: Bentley and Floyd 1987).
 
-    Pick r takes a random one of the first m = n − k + r others, or the m-th itself if that one is already taken.
+    Draw r takes a random client among the first m = n − k + r others, or the m-th if that client is already drawn.
     """
     index = senders.astype(jnp.uint32) * k + jnp.arange(k, dtype=jnp.uint32)[:, None]
     bits = words(key, step, index)
@@ -108,7 +108,7 @@ def _picks(key: PRNGKeyArray, step: Step, senders: Senders, clients: int, k: int
         one = bits[r] % (last + 1)
         return picks.at[r].set(jnp.where((picks == one).any(axis=0), last, one))
 
-    # A loop, not k unrolled picks: those run little faster, and compile for half a minute at k = 50.
+    # A loop, because k unrolled picks are hardly faster and take half a minute to compile at k = 50.
     others = jax.lax.fori_loop(0, k, pick, jnp.full(bits.shape, clients, jnp.uint32))
     return (senders[:, None] + 1 + others.T.astype(senders.dtype)) % clients
 
@@ -117,7 +117,7 @@ def _draw_connected(clients: int, k: int, seed: int) -> scipy.sparse.csr_array:
     senders = np.repeat(np.arange(clients), k)
     for attempt in range(_DRAWS):
         receivers = np.asarray(_picks(jax.random.key(seed), attempt, jnp.arange(clients), clients, k)).ravel()
-        # A client that was never picked is the usual obstacle, and cheaper to find than components.
+        # Most unconnected draws have a client that nobody picked, which is cheaper to check than connectivity.
         if np.bincount(receivers, minlength=clients).all():
             graph = adjacency(clients, senders, receivers)
             if is_connected(graph):

@@ -9,14 +9,14 @@ from jaxtyping import Array, Bool, Float
 
 
 class LinkEstimates(eqx.Module):
-    """A client's estimates of the network while it trains, from its own observations.
+    """A client's estimates of its links' weights and frequencies, which it observes while it trains.
 
-    Stacked over clients, every field has them on axis 0.
+    The estimates of several clients are stacked along axis 0 of every field.
 
     Args:
-        sent: p̄: mean weight that it pushed to each client, its own at its own place.
-        heard: δ̄: share of the rounds in which it heard from each client.
-        mass: Time average of its push-sum weight ω; 1 where weights are doubly stochastic.
+        sent: p̄: mean weight with which the client pushed to each client; its own entry is the weight that it kept.
+        heard: δ̄: share of the rounds in which the client received a message from each client.
+        mass: Time average of the client's push-sum weight ω; 1 with doubly stochastic weights.
         rounds: Number of observed rounds.
 
     Example:
@@ -34,7 +34,7 @@ class LinkEstimates(eqx.Module):
 
     @staticmethod
     def none(clients: int, axis: tuple[int, ...] = ()) -> "LinkEstimates":
-        """Return empty estimates, of one client or of all along a leading axis."""
+        """Return empty estimates of one client, or of several clients along the leading `axis`."""
         vector, number = jnp.zeros((*axis, clients)), jnp.zeros(axis)
         return LinkEstimates(vector, vector, number, number)
 
@@ -43,7 +43,7 @@ class LinkEstimates(eqx.Module):
         return self.join(LinkEstimates(sent, heard.astype(self.heard.dtype), mass, jnp.ones(())))
 
     def join(self, other: "LinkEstimates") -> "LinkEstimates":
-        """Return the means over the rounds of both."""
+        """Return the means over the rounds of these and of the other estimates."""
         rounds = self.rounds + other.rounds
         share = other.rounds / jnp.maximum(rounds, 1)
         means = jax.tree.map(lambda a, b: a + share * (b - a), self, other)
@@ -51,5 +51,5 @@ class LinkEstimates(eqx.Module):
 
 
 def join_links(known: LinkEstimates | None, seen: LinkEstimates | None) -> LinkEstimates | None:
-    """Join estimates of links; None stays None if no estimator asks for them."""
+    """Return the known link estimates joined with new ones; None if no estimator needs them."""
     return known if known is None or seen is None else known.join(seen)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 class Links(eqx.Module):
     """The links of a block of b senders in one step, as `network.links` returns them.
 
-    They are dense, with one slot per client, or sparse, with k slots and their receivers.
+    The dense layout has one slot per client. The sparse layout has k slots per sender, with receivers in `targets`.
 
     Args:
         own: Weight that each sender keeps for itself.
@@ -35,15 +35,16 @@ class Links(eqx.Module):
 def dense_is_cheaper(clients: int, slots: int, prepared: bool) -> bool:
     """Return True if mixing by a matrix product costs less than mixing by edges.
 
-    Measured on 2 CPU cores, n = 3..2000, k = 1..50, d = 6..1000. A product costs n·n·d fast operations, edges n·k·d
-    slow ones: they break even between k = n/10 and k = n/8 for every d. Links that change at each step must first be
-    spread into a matrix, n·n·k comparisons, and then only k ≥ n/2 pays.
+    Measured on 2 CPU cores with n = 3..2000 clients, k = 1..50 slots and messages of d = 6..1000 numbers. A product
+    takes n·n·d fast operations and edges take n·k·d slow ones. Both cost the same between k = n/10 and k = n/8, for
+    every d. Links that change in each step must first be written into a matrix by n·n·k comparisons. Then a product
+    is cheaper only for k ≥ n/2. `prepared` is True if the matrix already exists.
     """
     return slots * (8 if prepared else 2) >= clients
 
 
 def densify(links: Links, clients: int) -> Links:
-    """Return the links with one slot per client; numbers are moved, not changed."""
+    """Return the same links and weights in the dense layout, with one slot per client."""
     if links.targets is None:
         return links
     everyone = jnp.arange(clients)

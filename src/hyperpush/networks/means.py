@@ -34,8 +34,11 @@ class Means(NamedTuple):
 def of_independent(up: Float[np.ndarray, "n n"]) -> Means:
     """Return the means of links that are up independently with probabilities `up` (0 on the diagonal).
 
-    With D_i the number of live links of i, E[δ_ij/(1 + D_i)] = p_ij ∫₀¹ s Π_{k≠i,j} (1 − p_ik + p_ik s) ds, because
-    1/(2 + d) = ∫ s^{1+d} ds. The integrand is a polynomial, which Gauss–Legendre nodes integrate exactly.
+    Let δ_ij be 1 if the link i → j is up, else 0, with mean p_ij, and let D_i be the number of live links of i. Then
+
+        E[δ_ij/(1 + D_i)] = p_ij ∫₀¹ s Π_{k≠i,j} (1 − p_ik + p_ik s) ds,
+
+    because 1/(2 + d) = ∫₀¹ s^{1+d} ds. The integrand is a polynomial, which Gauss–Legendre nodes integrate exactly.
     """
     n = len(up)
     nodes, weights = np.polynomial.legendre.leggauss(n // 2 + 1)
@@ -52,11 +55,12 @@ def of_independent(up: Float[np.ndarray, "n n"]) -> Means:
 def gossip_of_independent(up: Float[np.ndarray, "n n"]) -> Means:
     """Return the means of Metropolis weights of undirected links that are up independently with probabilities `up`.
 
-    Given a live link, the other links of its two ends are independent. Let D_i\\j and D_j\\i be their numbers. Then
+    Given a live link i ↔ j, the other links of i and of j are independent. Let D_i\\j and D_j\\i be the numbers of
+    live ones among them. Then
 
         E[1/(2 + max(D_i\\j, D_j\\i))] = Σ_m P(both ≤ m) (1/(2 + m) − 1/(3 + m)),
 
-    where the last term has no subtrahend.
+    where nothing is subtracted in the last term.
     """
     n = len(up)
     chance = np.zeros((n, n, n))  # [i, j, m]: probability that m links of i are up besides the one to j

@@ -85,7 +85,7 @@ def mixing_matrix(links: Links, clients: int) -> Float[Array, "n n"]:
 
 
 def _sum(links: Links, leaf: Array, clients: int) -> Array:
-    # Half-precision values are summed in the type of the weights and returned in their own.
+    # Half-precision values are summed in the type of the weights, and the sum is returned in half precision.
     wide = jnp.promote_types(leaf.dtype, links.weights.dtype)
     narrow = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else wide
     flat = leaf.reshape(leaf.shape[0], -1).astype(wide)
@@ -114,7 +114,7 @@ def _max(links: Links, leaf: Array, clients: int) -> Array:
 def _by_slot(
     update: Literal["add", "max"], links: Links, by_slot: Array, message: Callable[[Array], Array], empty: Array
 ) -> Array:
-    """Scatter slot after slot: memory stays at n·d, and for large d one scatter of all b·k·d messages is slower."""
+    """Combine messages slot by slot, with memory n·d; one scatter of all b·k·d numbers is slower for large d."""
 
     def slot(out: Array, arriving: tuple[Array, Array]) -> tuple[Array, None]:
         target, own = arriving

@@ -1,4 +1,4 @@
-"""Reach in networks: refusal of disconnected networks, and the rounds of a flood."""
+"""Check that networks are connected, and compute the rounds in which a flood reaches all clients."""
 
 import math
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ def is_connected(possible: scipy.sparse.csr_array) -> bool:
 def periodic_flood(frames: Sequence[scipy.sparse.csr_array]) -> int:
     """Return the rounds in which any flood reaches all clients, with links `frames[t % len(frames)]` at step t.
 
-    A flood is a shortest path in the graph unfolded in time, with nodes (phase, client). Up to 2,048 nodes the longest
-    one is found exactly; beyond, the path through client 0 at phase 0 bounds it.
+    A flood follows shortest paths in the graph unfolded in time, with nodes (phase, client). Up to 2,048 nodes the
+    longest of them is computed exactly. Beyond, the length of a path through client 0 at phase 0 is an upper bound.
     """
     period, clients = len(frames), len(frames[0].indptr) - 1
     waiting = scipy.sparse.eye_array(clients, dtype=bool, format="csr")
@@ -66,10 +66,10 @@ def _rounds(unfolded: scipy.sparse.csr_array, starts: list[int] | None, clients:
 def random_flood(network: Network, stall: float) -> int:
     """Return the rounds in which a flood over random links reaches all clients, except with probability about 1e-9.
 
-    The longest of 8 simulated floods from up to 64 clients, with fixed keys, gives the typical time. Beyond it a flood
-    stalls for a round only if no link crosses the boundary of the informed clients. Where every pair can be linked, the
-    boundary around one client is crossed least; it stays uncrossed with probability `stall`. Of n² pairs
-    (start, end) none should survive m more rounds: n² stall^m ≤ 1e-9. An estimate: it assumes that stalls add up.
+    The typical number of rounds is the longest of 8 simulated floods from up to 64 clients, with fixed keys. After it,
+    a flood stalls for a round only if no live link leads from an informed to an uninformed client. If every pair can be
+    linked, this is most probable if one client is informed or one is not: `stall` is that probability. The margin of m
+    rounds satisfies n² stall^m ≤ 1e-9 for the n² pairs (start, end). The estimate assumes that stalls add up.
     """
     if network.clients == 1:
         return 0

@@ -1,4 +1,4 @@
-"""Results of functions of a network, kept as long as the network: links are examined once, and not in every call."""
+"""Cache results of functions of a network as long as the network exists, so that its links are examined once."""
 
 import functools
 import weakref
@@ -15,9 +15,9 @@ R = TypeVar("R")
 
 
 def remembered(function: Callable[Concatenate[Network, P], R]) -> Callable[Concatenate[Network, P], R]:
-    """Return the function with its results kept by network and further arguments, which must be hashable.
+    """Return the function with a cache for each network, by the further arguments, which must be hashable.
 
-    Networks never change, so they are told apart by identity. One that holds traced arrays is examined in every call.
+    Networks never change, so the cache identifies them by `id`. Results for networks with traced arrays are not kept.
     """
     kept: dict[int, dict[Any, R]] = {}
 

@@ -6,8 +6,8 @@ remembers ρ, the last total that it has used, and adds σ − ρ, so lost share
     Σ_i w_i + Σ_edges (σ − ρ)
 
 equals its value at the start. Each edge needs its own total: with a single total per sender, a changing set of
-receivers creates mass. The counter refuses overtaken messages, which would take mass back and turn push weights
-negative.
+receivers creates mass. The receiver ignores a message whose counter is not above the last one. A message that was
+overtaken would take mass back and make push weights negative.
 
 Vectors are flat float64 (values and push weight together), because totals grow with the rounds while shares do not.
 
@@ -27,17 +27,17 @@ Vector = Float64[np.ndarray, " size"]
 
 @final
 class Outgoing:
-    """One client's totals σ and counters, by target; unused edges keep theirs.
+    """The sender's side of one client's edges: total σ and counter of each edge, by target.
 
     Args:
         size: Length of the vectors.
 
     Example:
-        The first message is lost. The second one brings its share, too.
+        The first message is lost. The second message also delivers the first share.
 
         >>> import numpy as np
-        >>> from hyperpush.networks.running_sums import Incoming, Outgoing
-        >>> sender, receiver = Outgoing(1), Incoming(1)
+        >>> from hyperpush.networks.running_sums import IncomingSums, Outgoing
+        >>> sender, receiver = Outgoing(1), IncomingSums(1)
         >>> lost = sender.add(1, np.array([0.25]))
         >>> counter, total = sender.add(1, np.array([0.5]))
         >>> receiver.take(0, counter, total).tolist()
@@ -64,7 +64,7 @@ class Outgoing:
 
 @final
 class IncomingSums:
-    """One client's used totals ρ and last counters, by sender.
+    """The receiver's side of one client's edges: last used total ρ and last counter of each edge, by sender.
 
     Args:
         size: Length of the vectors.
@@ -73,8 +73,8 @@ class IncomingSums:
         An overtaken message adds nothing.
 
         >>> import numpy as np
-        >>> from hyperpush.networks.running_sums import Incoming
-        >>> receiver = Incoming(1)
+        >>> from hyperpush.networks.running_sums import IncomingSums
+        >>> receiver = IncomingSums(1)
         >>> receiver.take(0, 2, np.array([0.75])).tolist(), receiver.take(0, 1, np.array([0.25]))
         ([0.75], None)
     """
@@ -85,12 +85,12 @@ class IncomingSums:
         self.counters: dict[int, int] = {}
 
     def take(self, sender: int, counter: int, total: Vector) -> Vector | None:
-        """Return the increment from a message of `sender`; None if a message at least as new came before."""
+        """Return the mass that a message of `sender` adds; None if an equally new or newer message was used before."""
         total = _check_vector("total", total, self.size)
         if counter <= self.counters.get(sender, 0):
             return None
         increment = total - self.total(sender)
-        # A copy: the caller's array may live in a buffer that is used again.
+        # The total is copied, because the caller may reuse the buffer of its array.
         self.counters[sender], self.totals[sender] = counter, total.copy()
         return increment
 

@@ -11,8 +11,8 @@ from hyperpush.networks.table import FixedGraph
 class Star(FixedGraph):
     """A star: 0 ↔ i for every other client i, at every step.
 
-    **Use it** to model a hub. **Avoid it** for averages: with n − 1 links at one client, 1 − |λ₂| is about 1/n. A
-    server that computes the mean is `averaging="exact"`.
+    **Use it** to model a hub. **Avoid it** for averages: with n − 1 links at one client, 1 − |λ₂| is about 1/n. To
+    model a server that computes the mean, use `averaging="exact"`.
 
     Args:
         clients: n, at least 2.

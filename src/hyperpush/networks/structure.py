@@ -1,4 +1,4 @@
-"""Graphs among the clients of a federation, which may change from round to round."""
+"""Graphs of neighboring clients in a federation, which may change from round to round."""
 
 from typing import Any, final
 
@@ -14,11 +14,13 @@ from hyperpush.base.errors import InvalidInput
 class Graph:
     """An undirected, weighted graph of neighbors, without self-loops.
 
-    Graphs with equal numbers are equal.
+    Two graphs are equal if their weights and present clients are equal.
 
     Args:
-        weights: n×n numbers, 0 or more, or T×n×n for a graph that changes: round k has the links of step k mod T.
-        present: T×n, True for clients that take part in a step; links of others are ignored. None: all clients, always.
+        weights: Weights of the links, 0 or more: an array n×n, or T×n×n for a graph that changes. Round k has the
+            links of step k mod T.
+        present: An array T×n that is True for clients that take part in a step; links of other clients are ignored.
+            None means that all clients take part in every step.
 
     Raises:
         InvalidInput: The weights are not an undirected graph, or a step has no present client.
@@ -63,7 +65,7 @@ class Graph:
         return self.weights.shape[1]
 
     def at(self, round: Int[Array, ""] | int) -> tuple[Float[Array, "n n"], Bool[Array, " n"]]:
-        """Return the weights, and the clients that are present, in a round."""
+        """Return the weights of the links in a round, and which clients take part in it."""
         step = jnp.asarray(round) % len(self.weights)
         return jnp.asarray(self.weights, jnp.zeros(()).dtype)[step], jnp.asarray(self.present)[step]
 

@@ -19,12 +19,13 @@ _LARGEST_TABLE = 2**26
 
 
 class LinkTable(eqx.Module):
-    """The links of T steps, as a `Listed` network keeps them.
+    """A table of the links of T steps, from which a `Listed` network reads its links.
 
     Args:
-        field: Option that an error names if the links never join all clients.
+        field: Name of the option that an error reports if the links never connect all clients.
         frames: `frames[t]` has an entry [j, i] where j sends to i at step t; `hp.networks.adjacency` makes one.
-        mixing: Kind of gossip weights; a table has them if all links of each step run both ways.
+        mixing: Gossip weights, `"metropolis"` or `"fastest-mixing"`. A table has gossip weights only if every step's
+            links run both ways.
 
     Raises:
         InvalidInput: The links of all steps together are not strongly connected, or there are too many.
@@ -40,8 +41,8 @@ class LinkTable(eqx.Module):
 
     alive: Bool[np.ndarray, "t n k"]  # True for live slots
     targets: Int[np.ndarray, "t n k"] | None  # receivers of slots; None: slot i leads to client i
-    gossip: Float[np.ndarray, "t n k"] | None  # doubly stochastic weights of slots; `own` has the client's
-    own: Float[np.ndarray, "t n"] | None
+    gossip: Float[np.ndarray, "t n k"] | None  # doubly stochastic weights of slots; None if directed
+    own: Float[np.ndarray, "t n"] | None  # gossip weights that clients keep
 
     def __init__(self, field: str, frames: Sequence[scipy.sparse.csr_array], mixing: str = "metropolis"):
         clients = len(frames[0].indptr) - 1
@@ -67,13 +68,13 @@ class LinkTable(eqx.Module):
         self.gossip, self.own = (gossip, 1 - gossip.sum(axis=2)) if undirected else (None, None)
 
     def rows(self, listed: Array | np.ndarray, step: Step, senders: Senders) -> Array:
-        """Return the rows of a block of senders at step modulo T."""
-        # A fixed graph needs no look-up by step.
+        """Return the rows of a table for a block of senders, at the step modulo T."""
+        # A fixed graph has one table for all steps.
         frame = jnp.asarray(listed[0]) if len(listed) == 1 else jnp.asarray(listed)[jnp.asarray(step) % len(listed)]
         return frame[senders]
 
     def slots(self, step: Step, senders: Senders) -> Slots:
-        """Return the live slots at step modulo T, and their receivers."""
+        """Return which slots of the senders hold a live link at the step modulo T, and each slot's receiver."""
         targets = None if self.targets is None else self.rows(self.targets, step, senders)
         return self.rows(self.alive, step, senders), targets
 
@@ -128,7 +129,7 @@ class Listed(Network):
 
 
 class FixedGraph(Listed):
-    """Equal links at every step, from a networkx graph or a matrix; errors name `field`."""
+    """A network with the same links at every step, from a networkx graph or a matrix; errors name `field`."""
 
     mixing: str = eqx.field(static=True)
 

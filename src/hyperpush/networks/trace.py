@@ -15,9 +15,10 @@ from hyperpush.networks.table import LinkTable, Listed, adjacency
 class Trace(Listed):
     """The links of T steps, repeated: step t has those of step t mod T.
 
-    Each step may be disconnected if all together join the clients: a B-strongly-connected schedule is a trace. If every
-    step has its links both ways, the trace is undirected, with Metropolis weights for gossip. **Use it** to replay a
-    recording, or for your own schedule. **Avoid it** for long recordings of many clients: T·n² bits are kept.
+    A single step may be disconnected if the links of all steps together connect the clients. So any
+    B-strongly-connected schedule is allowed. If all links of every step run both ways, the trace is undirected and has
+    Metropolis weights for gossip. **Use it** to replay a recording, or for your own schedule. **Avoid it** for long
+    recordings of many clients: memory grows with T·n².
 
     Args:
         clients: n, at least 2.
@@ -25,7 +26,7 @@ class Trace(Listed):
             each step.
 
     Raises:
-        InvalidInput: The steps are of another shape, or never join all clients; the message names the step or clients.
+        InvalidInput: The steps have a wrong shape, or never connect all clients; the message names the step or clients.
 
     Example:
         >>> import hyperpush as hp

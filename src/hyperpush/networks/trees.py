@@ -1,17 +1,17 @@
 """Exact averages along a tree: all values are summed on the way to the root, and the mean goes back to all clients.
 
-An average costs each client about two messages: one partial sum to its parent, and the mean to its children. The tree
-and its duration depend on the clients' knowledge of the links:
+In an average each client sends about two messages: a partial sum to its parent, and the mean to its children. The tree
+and the number of rounds depend on the clients' knowledge of the links:
 
-- **Planned**: scheduled links (`network.scheduled`) are known ahead, so the tree is one of the network unfolded in
+- **Planned**: scheduled links (`network.scheduled`) are known ahead, so the tree is a tree of the network unfolded in
   time. A window of T rounds is long enough if, going backward from its end, every client has a link into the tree at
-  some step. The client sends its partial sum at that step. The shortest such window is taken. The mean goes back to
-  each client on the first link that can deliver it.
-- **Waiting**: random links are not known ahead. Two fixed trees hold the parents on the paths of shortest expected
-  waiting time Σ 1/frequency, to the root and from it (Dijkstra). A client waits for all its children, and then for the
-  link to its parent.
+  some step. The client sends its partial sum at that step. The plan uses the shortest such window. The mean goes back
+  to each client on the first link that can deliver it.
+- **Waiting**: random links are not known ahead. Two fixed trees, one toward the root and one from it, follow the paths
+  of shortest expected waiting time Σ 1/frequency (Dijkstra). A client waits for the sums of all its children, and then
+  for the link to its parent.
 
-The root is client 0: all clients know the lowest number, so they need not agree on it.
+The root is always client 0, so clients need not elect one.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,15 @@ ROOT = 0
 LONGEST = 100_000  # rounds after which an average along a tree gives up
 RARELY = 1e-3  # smallest frequency assumed for a link
 NEVER = np.iinfo(np.int32).max
-# Maps step, senders and receivers to the state of the links senders[e] → receivers[e] and the arrival of messages.
+# Maps (step, senders, receivers) to whether each link senders[e] → receivers[e] is up, and when its message arrives.
 Post = Callable[[Int[Array, ""], Int[Array, " n"], Int[Array, " n"]], tuple[Bool[Array, " n"], Int[Array, " n"]]]
 
 
 class Trip(NamedTuple):
     """One average along a tree."""
 
-    rounds: Int[Array, ""]  # its duration
-    up: Int[Array, " n"]  # receiver of each client's partial sum; the root's is the root
+    rounds: Int[Array, ""]  # duration in rounds
+    up: Int[Array, " n"]  # receiver of each client's partial sum; the root's entry is the root
     down: Int[Array, " n"]  # sender of the mean to each client
     messages: Int[Array, " n"]  # messages of each client; one message to several receivers counts once
     links: Int[Array, " n"]  # links used by the messages of each client
@@ -50,7 +50,7 @@ class Trip(NamedTuple):
 
 
 class PlannedTree(eqx.Module):
-    """The trees of a schedule, by the step at which an average begins, modulo the schedule's period."""
+    """The trees of scheduled links: one for each step of the period at which an average can begin."""
 
     rounds: Int[np.ndarray, " period"]
     up: Int[np.ndarray, "period n"]
@@ -90,20 +90,20 @@ class PlannedTree(eqx.Module):
 
 
 class WaitingTree(eqx.Module):
-    """Trees that never change, on links that come and go.
+    """Two fixed trees, to the root and from it, for links that come and go.
 
-    Clients know the possible links, and observe their frequencies. `network.frequencies()` stands for these
-    observations; the least frequency is one in 1,000 steps. Sharing the observations takes one extra trip in a run
-    (`learn`). Each client's row of n frequencies goes to the root on the path with the fewest links. The root sends the
-    n parents of both trees back.
+    Clients know the possible links, and observe how often each is up. `network.frequencies()` stands for these
+    observations, and frequencies below 1/1,000 count as 1/1,000. Sharing the observations takes one additional trip in
+    a run (`learn`). Each client's row of n frequencies goes to the root on the path with the fewest links. The root
+    sends back the n parents of both trees.
     """
 
     up: Int[np.ndarray, " n"]
     down: Int[np.ndarray, " n"]
     hops: Int[np.ndarray, " n"]  # parents on the paths to the root with the fewest links
-    below: Int[np.ndarray, " n"]  # clients whose path there goes through each client, itself included
+    below: Int[np.ndarray, " n"]  # number of clients whose `hops` path contains each client, itself included
     patience: Int[np.ndarray, ""]  # rounds after which a message is sent again on lossy links
-    learns: bool = eqx.field(static=True)  # True if clients have to learn the frequencies first
+    learns: bool = eqx.field(static=True)  # True if clients must first share the frequencies
 
     def __init__(self, network: Network):
         self.learns = not network.scheduled
@@ -136,8 +136,9 @@ class WaitingTree(eqx.Module):
     def trip(self, step: Int[Array, ""], post: Post, lossy: bool, again: Bool[Array, ""] | bool = False) -> Trip:
         """Return the average that begins at a step.
 
-        On `lossy` links message k is sent again after every `patience` rounds until k + 1 is heard: that proves that
-        all had k. So the previous mean is repeated, too, if this average comes `again` after another.
+        On `lossy` links a client sends message k again after every `patience` rounds until it receives message k + 1,
+        which shows that all clients received k. So with `again` (another average came before), clients also repeat the
+        previous mean.
         """
         up, down = jnp.asarray(self.up), jnp.asarray(self.down)
         repeat = _Repeat(lossy, jnp.asarray(self.patience), jnp.asarray(again))
@@ -158,7 +159,7 @@ Tree = PlannedTree | WaitingTree
 
 @remembered
 def tree_of(network: Network, lossy: bool) -> Tree:
-    """Return the tree of a network. On links that lose messages clients always wait, because plans do not hold."""
+    """Return the tree of a network; on `lossy` links it is always a waiting tree, because losses break a plan."""
     return PlannedTree(network) if network.scheduled and not lossy else WaitingTree(network)
 
 
@@ -170,7 +171,7 @@ def up_between(links: Links, senders: Int[Array, " e"], receivers: Int[Array, " 
 
 
 def reliable_post(network: Network, key: PRNGKeyArray) -> Post:
-    """Return links on which messages arrive in the same round."""
+    """Return the `Post` of a network whose messages arrive in the round in which they are sent."""
 
     def post(step, senders, receivers):
         everyone = network.links(key, step, jnp.arange(network.clients), "ones", padded=False)
@@ -183,30 +184,30 @@ def reliable_post(network: Network, key: PRNGKeyArray) -> Post:
 class _Repeat(NamedTuple):
     """Rule for resending messages."""
 
-    lossy: bool  # False: never
-    patience: Int[Array, ""]  # number of rounds to wait
-    again: Bool[Array, ""]  # True if there is an earlier mean to repeat
+    lossy: bool  # False: messages are never resent
+    patience: Int[Array, ""]  # number of rounds before a message is resent
+    again: Bool[Array, ""]  # True if the mean of an earlier average may have to be resent
 
     def due(self, now: Int[Array, ""], last: Int[Array, " n"]) -> Bool[Array, " n"]:
         return (now - last >= self.patience) if self.lossy else jnp.zeros(last.shape, bool)
 
 
 class _Waiting(NamedTuple):
-    """A moment of an average on waiting trees, by client. Unknown steps are `NEVER` or −1."""
+    """The progress of every client in an average on waiting trees; unknown steps are `NEVER` or −1."""
 
     now: Int[Array, ""]
-    summed: Int[Array, " n"]  # step at which its partial sum arrives at its parent
-    arrived: Int[Array, " n"]  # step at which the mean arrives here
-    sent: Int[Array, " n"]  # step at which it last sent its partial sum
-    told: Int[Array, " n"]  # step at which it was last sent the mean
-    repeated: Int[Array, " n"]  # step at which it was last sent the previous mean
-    counts: Int[Array, "3 n"]  # partial sums sent, messages with a mean, and links that they went over
+    summed: Int[Array, " n"]  # step at which the client's partial sum arrives at its parent
+    arrived: Int[Array, " n"]  # step at which the mean arrives at the client
+    sent: Int[Array, " n"]  # step at which the client last sent its partial sum
+    told: Int[Array, " n"]  # step at which the parent last sent the mean to the client
+    repeated: Int[Array, " n"]  # step at which the parent last sent the previous mean to the client
+    counts: Int[Array, "3 n"]  # number of partial sums, of messages with a mean, and of links used by the latter
 
 
 def _wait(
     up: Int[Array, " n"], down: Int[Array, " n"], start: Int[Array, ""], post: Post, repeat: _Repeat
 ) -> tuple[Int[Array, " n"], Int[Array, " n"], Int[Array, " n"], Int[Array, ""], Bool[Array, ""]]:
-    """Return the partial sums sent, messages with a mean, links that these used, rounds, and True if all have it."""
+    """Return each client's counts of sent sums, sent means and used links, the rounds, and if all have the mean."""
     everyone = jnp.arange(up.shape[0])
     other, none = everyone != ROOT, jnp.zeros(up.shape, bool)
     senders, receivers = jnp.concatenate([everyone, down]), jnp.concatenate([up, everyone])
@@ -217,7 +218,7 @@ def _wait(
     def one_round(at: _Waiting) -> _Waiting:
         now, has = at.now, at.arrived < at.now
         waits = none.at[up].max((at.summed >= now) & other)
-        # One call for both ways: the links of a round are drawn once.
+        # One call for both trees draws the links of a round only once.
         (alive, back), (due, returns) = (jnp.split(each, 2) for each in post(now, senders, receivers))
         sums = alive & other & ~waits & ~has & ((at.sent < 0) | repeat.due(now, at.sent))
         summed = jnp.minimum(at.summed, jnp.where(sums, due, NEVER))
@@ -241,16 +242,16 @@ def _wait(
 
 
 class _Spread(NamedTuple):
-    """A broadcast from the root, begun at each step of the period."""
+    """The broadcasts from the root, one for each step of the period at which a broadcast can begin."""
 
     rounds: Int[np.ndarray, " period"]
-    source: Int[np.ndarray, "period n"]  # sender to each client
+    source: Int[np.ndarray, "period n"]  # client that sends the mean to each client
     messages: Int[np.ndarray, "period n"]
     links: Int[np.ndarray, "period n"]
 
 
 def _spread(frame: np.ndarray, sender: np.ndarray, receiver: np.ndarray, period: int, n: int) -> _Spread:
-    """Send to each client at the first step at which a holder has a link to it; of several the lowest one sends."""
+    """Return broadcasts that reach each client at the first possible step, from the sender with the lowest number."""
     order = np.lexsort((sender, frame))
     frame, sender, receiver = frame[order], sender[order], receiver[order]
     rounds, source = np.zeros(period, np.int32), np.full((period, n), ROOT, np.int32)

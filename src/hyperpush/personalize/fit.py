@@ -204,8 +204,8 @@ def fit(
 
     def train_alone() -> PyTree:
         if private is not None:
-            allowed = "recipes without a model that each client trains alone, which has no noise"
-            raise InvalidInput("recipes", f"{product.title}, privately", allowed)
+            allowed = "recipes in which clients do not first train a model alone: that training adds no noise"
+            raise InvalidInput("recipes", f"{product.title} with private=", allowed)
         alone = _train_alone(INNER if inner is None else inner)
         return train_params(Shared().task(model, **posed), alone, network, key=key, engine=engine).params
 

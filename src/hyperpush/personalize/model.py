@@ -192,7 +192,7 @@ def _try_model(compute: Callable[[], T]) -> T:
 
 
 def attempt(compute: Callable[[], T], field: str, given: str, allowed: str) -> T:
-    """Call a user's function; any error becomes one line."""
+    """Call a user's function; raise any error of it as `InvalidInput` with a message of one line."""
     try:
         return compute()
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""Local differential privacy: noise, sensitivity to one example, the budget ε, and an attack."""
+"""Local differential privacy: noise, sensitivity to one example, the budget ε, and an attack that tests it."""
 
 import lazy_loader
 

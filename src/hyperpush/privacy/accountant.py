@@ -1,4 +1,4 @@
-"""The privacy budget ε of every client: by round, and in the limit."""
+"""Compute the privacy budget ε of every client, by round and in the limit of infinitely many rounds."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,20 +18,23 @@ from hyperpush.privacy.sensitivity import LoopSensitivity, Use, by_variable
 PerClient = Float[np.ndarray, "*clients"]
 Losses = dict[str, Float[np.ndarray, " rounds *clients"]]
 
-# Composing more distributions, or a larger range, takes minutes; Rényi's bound is only a few per cent larger.
+# Limits of composition by privacy loss distributions. Beyond them it takes minutes, and Rényi's bound is only a few
+# per cent larger.
 MOST_DISTRIBUTIONS, MOST_RANGE = 64, 100.0
 
 
 class Accountant(eqx.Module):
     """Privacy cost ε of LDP-DSBO's noisy messages for every client, after some rounds and in the limit.
 
-    A message of sensitivity Δ_t (ℓ1 ≤ √dim·ℓ2 for Laplace noise) with noise of scale ν_t loses Δ_t/ν_t. With Laplace
-    noise these add up to a pure ε (Chen and Wang, ICML 2024):
+    Let Δ_{v,t} be the ℓ2 sensitivity of variable v in the message of round t, and ν_{v,t} the scale of its noise.
+    Laplace noise needs the ℓ1 sensitivity, which is at most √dim_v times as large. With Laplace noise the losses of all
+    messages add up to a pure ε (Chen and Wang, ICML 2024):
 
         ε = Σ_t Σ_v √dim_v Δ_{v,t} / ν_{v,t}
 
-    Pure ε needs Laplace noise. With Gaussian noise, and wherever `delta` is given, the result is the ε of (ε, δ). There
-    is one number per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
+    Pure ε requires Laplace noise. With Gaussian noise, and whenever `delta` is given, the result is the ε of (ε, δ).
+    Every result holds one ε per client of the sender. Each ε is an upper bound for ideal real-valued noise only: see
+    `assumes`.
 
     **Use it** for messages that are not releases of a private task; `LDPDSBO.accountant` makes it. **Avoid it** for
     private tasks: `hp.budget` counts their releases.
@@ -41,7 +44,8 @@ class Accountant(eqx.Module):
         noise: One mechanism for all variables of the sender, or one for each of "y", "z", "x".
 
     Raises:
-        InvalidInput: The noise is not a mechanism, or falls so fast that later samples, used once, cost more.
+        InvalidInput: The noise is not a mechanism. Or samples are used once, and the noise falls so fast that later
+            samples cost more.
 
     Example:
         >>> import hyperpush as hp
@@ -65,7 +69,10 @@ class Accountant(eqx.Module):
             _finite_budget(sender.steps, self.noise, sender.use)
 
     def losses(self, rounds: int) -> Losses:
-        """Return sensitivity over noise scale by variable and round: ε of a Laplace release, μ of a Gaussian one."""
+        """Return each message's sensitivity divided by its noise scale, by variable and round.
+
+        The ratio is the ε of a Laplace release, and the μ of a Gaussian release.
+        """
         t = np.arange(check_integer("rounds", rounds, minimum=1))
         found = {}
         for name, delta in self.sender.sensitivities(rounds).items():
@@ -74,30 +81,31 @@ class Accountant(eqx.Module):
         return found
 
     def epsilon_by_round(self, rounds: int) -> Float[np.ndarray, " rounds *clients"]:
-        """Return the pure ε after each round; Laplace noise only."""
+        """Return each client's pure ε after each round; this requires Laplace noise."""
         self._only_laplace()
         return np.cumsum(np.sum(list(self.losses(rounds).values()), axis=0), axis=0)
 
     def epsilon(self, rounds: int, delta: float | None = None, by: str | None = None) -> PerClient:
-        """Return ε after a number of rounds: pure, or the ε of (ε, δ) by dp-accounting.
+        """Return each client's ε after a number of rounds: pure ε, or the ε of (ε, δ) by the package dp-accounting.
 
-        Gaussian releases compose to one. Many Laplace releases are grouped by similar loss, and each counts as the
-        largest of its group.
+        Gaussian releases compose to a single Gaussian release. Many Laplace releases are grouped by similar loss, and
+        each counts as the largest of its group.
 
         Args:
             rounds: Number of rounds, at least 1.
-            delta: δ, in (0, 1). None asks for pure ε, which needs Laplace noise.
+            delta: δ, in (0, 1). None asks for pure ε, which requires Laplace noise.
             by: Composition of Laplace releases: `"pld"` (privacy loss distributions, tight) or `"rdp"` (Rényi
-                divergences, fast). None takes `"pld"` if there are few.
+                divergences, fast). None takes `"pld"` if few different losses are to be composed.
         """
         if delta is None:
             return np.asarray(self.epsilon_by_round(rounds)[-1])
         return self._with_delta(self.losses(rounds), delta, by)
 
     def limit(self, delta: float | None = None, rounds: int = 100_000, by: str | None = None) -> PerClient:
-        """Return an upper bound on ε for any number of rounds: `rounds` exact ones, and a bound on the rest.
+        """Return an upper bound on each client's ε for any number of rounds.
 
-        It exists if noise falls more slowly than the sensitivity.
+        The first `rounds` rounds count exactly, and a bound covers all later rounds. If this bound is infinite, ten
+        times as many rounds count exactly. The limit exists if the noise falls more slowly than the sensitivity.
 
         Raises:
             InvalidInput: The limit does not exist. It never exists for a reused data set, whose ε grows without end.
@@ -143,7 +151,7 @@ class Accountant(eqx.Module):
         return times(least_factor(lambda factor: cost(times(factor)), epsilon, exact=delta is None))
 
     def _scale(self, name: str) -> Power:
-        """Return the noise's schedule, divided by the mechanism's norm of a unit ℓ2 change."""
+        """Return the noise schedule of a variable, divided by the mechanism's norm of a unit ℓ2 change."""
         mechanism = self.noise[name]
         return mechanism.scale.times(1 / mechanism.norm_of_unit(self.sender.dims[name]))
 
@@ -157,7 +165,7 @@ class Accountant(eqx.Module):
     def _with_delta(
         self, losses: Losses, delta: float, by: str | None, pure: PerClient | float = 0, normal: PerClient | float = 0
     ) -> PerClient:
-        """Return ε at δ of these losses, further pure ones and further squared Gaussian ones."""
+        """Return ε at δ of `losses`, a further pure ε `pure`, and Gaussian losses whose squares sum to `normal`."""
         shape = next(iter(losses.values())).shape[1:]
         flat = {name: found.reshape(len(found), -1) for name, found in losses.items()}
         laplace = np.concatenate([flat[name] for name in self._with(Laplace)] or [np.zeros((1, math.prod(shape)))])
@@ -174,7 +182,7 @@ class Accountant(eqx.Module):
 
 
 def compose(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> float:
-    """Return ε at δ of Laplace releases of these ε and one Gaussian release of mean `mu` and deviation 1."""
+    """Return ε at δ of Laplace releases with pure ε `laplace` and one Gaussian release with mean `mu`, deviation 1."""
     if not (isinstance(delta, float) and 0 < delta < 1):
         raise InvalidInput("delta", delta, "a number in (0, 1)")
     if by not in (None, "pld", "rdp"):
@@ -182,7 +190,7 @@ def compose(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> flo
     dp = require("dp_accounting", "privacy")  # takes seconds to load
     total = float(laplace.sum())
     laplace = np.sort(laplace)
-    slight = np.cumsum(laplace) <= 1e-4 * total  # these count in full, so that few distributions are left
+    slight = np.cumsum(laplace) <= 1e-4 * total  # their pure ε is added at the end; fewer distributions are composed
     rest, laplace = float(laplace[slight].sum()), laplace[~slight]
     if not laplace.size:
         return dp.get_epsilon_gaussian(1 / mu, delta) if mu > 0 else 0.0
@@ -211,9 +219,12 @@ def _group(values: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_factor(cost: Callable[[float], float], target: float, exact: bool) -> float:
-    """Return the least factor, to 0.1 %, at which a falling cost is at most `target`; `exact`: cost ∝ 1/factor."""
+    """Return the smallest factor, up to 0.1 %, at which a decreasing cost is at most `target`.
+
+    `exact` declares that the cost is proportional to 1/factor, so that one division finds the factor.
+    """
     if exact:
-        factor = cost(1.0) / target or 1.0  # no sensitivity: any factor will do
+        factor = cost(1.0) / target or 1.0  # with sensitivity 0 any factor is enough
         while cost(factor) > target:
             factor *= 1 + 4e-16
         return factor
@@ -235,11 +246,14 @@ def least_factor(cost: Callable[[float], float], target: float, exact: bool) -> 
 def check_schedules(
     steps: Power | Mapping[str, Power], noise: Mechanism | Mapping[str, Mechanism], use: Use = "running averages"
 ) -> None:
-    """Refuse schedules whose noise prevents convergence, or whose budget is not finite.
+    """Raise `InvalidInput` for schedules whose noise prevents convergence, or whose privacy budget is infinite.
 
-    With steps ~ t^−v and noise ~ t^−ς, the mean square error from noise is ~ t^(v − 2ς): ς > v/2. Steps must add up to
-    infinity: v ≤ 1. A finite budget needs ς < v with Laplace noise and running averages, ς < v + 1/2 with Gaussian
-        noise, and ς ≤ v if samples are used once. It does not exist for reused data (Chen and Wang, ICML 2024).
+    Let the steps fall like t^−v and the noise like t^−ς. The mean square error from noise then behaves like
+    t^(v − 2ς), so convergence requires ς > v/2. The steps must add up to infinity, so v ≤ 1.
+
+    A finite budget requires ς < v with Laplace noise and running averages. Gaussian noise and running averages require
+    ς < v + 1/2. If samples are used once, it requires ς ≤ v. Reused data have no finite budget (Chen and Wang, ICML
+    2024).
 
     Args:
         steps: One schedule for all variables, or one by variable.

@@ -15,7 +15,7 @@ from hyperpush.privacy import ASSUMPTION
 
 Runs = Callable[[Key[Array, " n"]], Any]
 
-BINS = 100  # of every observable
+BINS = 100  # of the histogram of every observable
 THRESHOLDS = 400
 
 
@@ -23,11 +23,11 @@ THRESHOLDS = 400
 class Audit:
     """A lower bound on ε that holds with probability `confidence`, and the event that shows it.
 
-    `hp.privacy.audit_epsilon` returns it. `assumes` states the assumption of the claims. The attack does not list
-    representable draws, so it does not see leaks through them.
+    `hp.privacy.audit_epsilon` returns it. `assumes` states the assumption behind claimed ε. The attack does not list
+    the representable draws of noise, so it does not detect leaks through them.
 
     Args:
-        lower: The bound.
+        lower: The lower bound on ε.
         confidence: Probability that the bound holds.
         trials: Number of runs.
         event: The event in words.
@@ -63,11 +63,13 @@ def audit_epsilon(
 ) -> Audit:
     """Attack a claim of privacy: bound ε from below by how well two adjacent data sets can be told apart.
 
+    Every event gives a bound for two adjacent data sets a and b:
+
         ε ≥ log((P(event | a) − δ) / P(event | b))
 
-    for an event that is chosen on one half of the trials and judged on the other half. The event is a score above or
-    below a threshold, under either data set; the one with the largest bound on the first half is taken. Clopper and
-    Pearson (1934) bound both probabilities, each with half of 1 − `confidence` (Jagielski, Ullman and Oprea,
+    The event is a score above or below a threshold, likelier under either data set. The attack chooses the event with
+    the largest bound on one half of the trials, and judges it on the other half. The intervals of Clopper and Pearson
+    (1934) bound both probabilities, each with half of 1 − `confidence` (Jagielski, Ullman and Oprea,
     arXiv:2006.07709).
 
     **Use it** to find mistakes: noise that is missing, reused or too small. **Avoid it** as a proof: a bound below the
@@ -124,7 +126,7 @@ def audit_epsilon(
 
 
 def clopper_pearson(count: Any, trials: int, miss: float, side: Literal["lower", "upper"]) -> Any:
-    """Return a bound on a probability that is wrong with probability at most `miss`."""
+    """Return a bound on a probability from `count` hits in `trials`; it fails with probability at most `miss`."""
     count = np.asarray(count, float)
     if side == "lower":
         return np.where(count > 0, beta.ppf(miss, np.maximum(count, 1), trials - count + 1), 0.0)
@@ -132,7 +134,7 @@ def clopper_pearson(count: Any, trials: int, miss: float, side: Literal["lower",
 
 
 def _lower(often: Any, seldom: Any, trials: int, miss: float, delta: float) -> Any:
-    """Return the bound on ε from the counts under both data sets, at least 0."""
+    """Return the lower bound on ε, at least 0, from the counts of an event under both data sets."""
     above = clopper_pearson(often, trials, miss, "lower") - delta
     below = clopper_pearson(seldom, trials, miss, "upper")
     return np.log(np.maximum(above, below) / below)
@@ -159,7 +161,10 @@ def _observe(field: str, run: Runs, keys: Key[Array, " n"], chunk: int) -> Float
 
 
 def _likelihood_ratio(a: np.ndarray, b: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the score of observables: a single one itself, else the sum of estimated log likelihood ratios."""
+    """Return a function that scores runs: by a single observable itself, or by a sum of log likelihood ratios.
+
+    Histograms of the observables in `a` and `b` estimate the ratios.
+    """
     if a.ndim == 1 or a.shape[1] == 1:
         return lambda values: values.reshape(len(values))
     edges, ratios = [], []

@@ -1,11 +1,12 @@
 """Check, in the trace of a leaf, that a client's data reach its state and messages only through releases.
 
-States and messages are clean: the check establishes this leaf by leaf, so each leaf may assume it of its inputs. Inside
-a leaf, a value that depends on data is not clean until it has passed an access and its release. The number of examples
-of a client (`Ragged.counts`) is public.
+A leaf is one of the functions that a client runs in a program. States and messages are clean: each leaf assumes clean
+inputs, and the check shows that its outputs are clean, too. Inside a leaf, a value that depends on data is not clean
+until it has passed an access and its release. The number of examples of a client (`Ragged.counts`) is public.
 
-Private tasks with hypers of single examples have one exception. Arrays with one number per example may hold values of
-these examples. They may be moved number by number and used by their own rows, and are never sent.
+There is one exception, for private tasks whose hypers belong to single examples. Arrays with one number per example may
+hold values that depend on this example. Each number may be changed elementwise and used by the row of its example. Such
+arrays are never sent.
 
 The check does not see numbers that a function closes over; `budget.py` compares closed-over arrays with the data.
 """
@@ -35,11 +36,11 @@ class ExampleRows:
     """Each slice along an axis holds one example, and no example is in two slices."""
 
     axis: int
-    order: tuple[Any, ...] = ()  # moves of rows so far: arrays of the same order have the same example in the same row
+    order: tuple[Any, ...] = ()  # moves of rows so far; after equal moves, two arrays have equal examples in each row
 
 
 class Held(Enum):
-    """Other ways in which an array depends on data."""
+    """Ways in which an array depends on data, other than one example per row."""
 
     OWN = "one number of each example"
     INSIDE = "rows of one access, each by itself"
@@ -57,7 +58,7 @@ def check_leaf(
 
     Args:
         f: The leaf.
-        args: Its arguments; the last is its context.
+        args: The arguments of the leaf; the last is its context.
         own: True if arrays with one number per example may hold values of these examples.
         sends: True if other clients see the result.
 
@@ -101,8 +102,8 @@ def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
     if all(taint is Held.SPOILED for taint in reached.values()):
         given = f"private data in {fields}, at a point or in a batch made of data without noise"
         allowed = (
-            "problem.inner_gradient and the like at params, hypers and vectors that were released, "
-            "on rows that hold one example each, drawn by hp.extend.minibatch, with costs that see these rows alone"
+            "problem.inner_gradient and the like at released params, hypers and vectors, with costs that see only "
+            "their rows: one example each, drawn by hp.extend.minibatch"
         )
     elif Held.OWN in reached.values():
         given = f"hypers of single examples in {fields}, which others would see"
@@ -132,7 +133,7 @@ def _taints(data: PyTree) -> list[Taint]:
 
 
 def join(*taints: Taint) -> Taint:
-    """Return the taint of an array that is one of several."""
+    """Return the taint of an array that equals one of several arrays, without knowing which."""
     known = set(taints) - {None}
     if Held.SPOILED in known:
         return Held.SPOILED
@@ -140,7 +141,7 @@ def join(*taints: Taint) -> Taint:
 
 
 def combine(taints: Sequence[Taint]) -> Taint:
-    """Return the taint of an array computed from several."""
+    """Return the taint of an array computed from several arrays."""
     joint = join(*taints)
     return joint if joint in (None, Held.INSIDE, Held.SPOILED) else Held.MIXED
 
@@ -213,7 +214,7 @@ def _scan(given: list[Taint], jaxpr: ClosedJaxpr, num_consts: int, num_carry: in
 
 
 def _move(taint: Taint, by: int) -> Taint:
-    """Return the taint of a row of such an array (`by` −1), or of an array of such rows (`by` 1)."""
+    """Return the taint of one row of an array with this taint (`by` −1), or of an array of such rows (`by` 1)."""
     if isinstance(taint, ExampleRows):
         return ExampleRows(taint.axis + by, taint.order) if taint.axis + by >= 0 else Held.MIXED
     return Held.MIXED if taint is Held.OWN else taint
@@ -247,7 +248,7 @@ MOVES: dict[str, Callable[[dict[str, Any], int], Any]] = {
 
 
 def _compute(eqn: JaxprEqn, given: list[Taint]) -> Taint:
-    """Return the taint after a plain operation: examples stay apart if it takes one array and only moves rows."""
+    """Return the taint of an operation's result; examples keep separate rows if one tainted array's rows only move."""
     name, out = eqn.primitive.name, eqn.outvars[0].aval
     tainted = [number for number, taint in enumerate(given) if taint is not None]
     taint, shape = given[tainted[0]], getattr(eqn.invars[tainted[0]].aval, "shape", ())
@@ -267,7 +268,7 @@ def _compute(eqn: JaxprEqn, given: list[Taint]) -> Taint:
 def _new_axis(
     name: str, params: dict[str, Any], axis: int, input: int, before: tuple[int, ...], after: tuple[int, ...]
 ) -> int | None:
-    """Return the axis of the examples after an operation; None if they do not stay apart."""
+    """Return the axis of the examples after an operation; None if it mixes their rows."""
     if name in ELEMENTWISE or name in MOVES:
         return axis if len(before) == len(after) else None
     if name == "squeeze":

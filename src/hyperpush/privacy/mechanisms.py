@@ -47,15 +47,15 @@ class _Mechanism(eqx.Module):
 
 
 class Laplace(_Mechanism):
-    """Noise of density exp(−|x|/ν)/2ν with ν = scale(t): a change of ℓ1 norm Δ costs ε = Δ/ν.
+    """Laplace noise of scale ν: a change of ℓ1 norm Δ costs ε = Δ/ν.
 
-    Dwork, McSherry, Nissim and Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006.
-    **Use it** for pure ε and few numbers. **Avoid it** for long vectors: their ℓ1 norm is up to √dim times the ℓ2 norm
-    that clipping bounds.
+    Its density is exp(−|x|/ν)/2ν, with ν = scale(t) in round t. Source: Dwork, McSherry, Nissim and Smith,
+    "Calibrating noise to sensitivity in private data analysis", TCC 2006. **Use it** for pure ε and few numbers.
+    **Avoid it** for long vectors: their ℓ1 norm is up to √dim times the ℓ2 norm that clipping bounds.
 
     Args:
         scale: ν, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. In `task.private` it is in
-            units of the largest change by one example: a release then costs 1/ν. Numbers are traced.
+            units of the largest change by one example: a release then costs 1/ν. A new number does not compile anew.
 
     Raises:
         InvalidInput: The scale is not above 0.
@@ -73,14 +73,15 @@ class Laplace(_Mechanism):
 
 
 class Gaussian(_Mechanism):
-    """Normal noise of deviation σ = scale(t): a change of ℓ2 norm Δ is as easy to see as N(Δ/σ, 1) against N(0, 1).
+    """Normal noise of deviation σ: a change of ℓ2 norm Δ is as easy to detect as N(Δ/σ, 1) against N(0, 1).
 
-    Dong, Roth and Su, "Gaussian differential privacy", arXiv:1905.02383. **Use it** for long vectors and many rounds.
-    **Avoid it** where δ = 0 is required, which needs Laplace noise.
+    The deviation is σ = scale(t) in round t. Source: Dong, Roth and Su, "Gaussian differential privacy",
+    arXiv:1905.02383. **Use it** for long vectors and many rounds. **Avoid it** where δ = 0 is required, which needs
+    Laplace noise.
 
     Args:
         scale: σ, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. In `task.private` it is in
-            units of the largest change by one example. Numbers are traced.
+            units of the largest change by one example. A new number does not compile anew.
 
     Raises:
         InvalidInput: The scale is not above 0.
@@ -117,7 +118,7 @@ def project(tree: PyTree, radius: float | Float[Array, ""]) -> PyTree:
     """
     norm = optax.tree.norm(tree)
     factor = jnp.minimum(1, radius / jnp.where(norm > 0, norm, 1))
-    # An example that overflows must not send more than any other.
+    # An example whose numbers overflow must not have more influence than any other.
     return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(norm), factor * leaf, 0).astype(leaf.dtype), tree)
 
 
@@ -129,7 +130,8 @@ def clipped_mean(
 ) -> PyTree:
     """Return the mean over examples of `function(example)`, each scaled to an ℓ2 norm of at most `bound`.
 
-    Replacing one of N examples changes it by at most 2·bound/N for any function (Abadi et al., arXiv:1607.00133).
+    Replacing one of N examples changes the mean by at most 2·bound/N for any function (Abadi et al.,
+    arXiv:1607.00133).
 
     Args:
         function: Function of one example, without the axis of examples.
@@ -164,7 +166,10 @@ def mean_of(each: PyTree, mask: Float[Array, " b"] | None = None) -> PyTree:
 def one_by_one(
     function: Callable[[Any], PyTree], batch: PyTree
 ) -> tuple[Callable[[Any], PyTree], PyTree, Float[Array, " b"] | None]:
-    """Turn a function of batches into one of single rows; return it, the rows, and their mask (None: all count)."""
+    """Turn a function of batches into a function of one row; return it with the batch's rows and their mask.
+
+    A mask of None means that all rows count.
+    """
     padded = isinstance(batch, Batch)
 
     def one(row: PyTree) -> PyTree:

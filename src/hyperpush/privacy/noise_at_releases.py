@@ -1,4 +1,4 @@
-"""Noise at the releases of a program's leaves, and the check that data leave them in no other way.
+"""Add noise at the releases of a program's leaves, and check that data leave them in no other way.
 
 Release number k of a leaf has the key `fold_in(fold_in(ctx.key, RELEASES), k)`. The counter k passes through each loop
 and branch, so no draw is used twice. With one ambient key all iterations of a loop would get the same noise.
@@ -26,7 +26,7 @@ from hyperpush.privacy.traces import equations, inner_trace, split
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence, Server, State, rewrite
 from hyperpush.programs.counting import Work, count_marks
 
-# Above all positions, rounds, mini-batches and splits that a leaf folds into its key.
+# Larger than every number that a leaf folds into its key: positions, rounds, mini-batches and splits.
 RELEASES = 0xFEED_DA7A
 
 Leaf = Callable[..., PyTree]
@@ -46,7 +46,10 @@ class Noising(eqx.Module):
     )
 
     def add(self, f: Leaf, sends: bool = False) -> Leaf:
-        """Return the leaf `f(*arguments, context)` with noise; its trace is refused if it lets data through."""
+        """Return the leaf `f(*arguments, context)` with noise at its releases.
+
+        The returned leaf raises `InvalidInput` if data reach its result without a release.
+        """
 
         @wraps(f)
         def leaf(*args: PyTree) -> PyTree:
@@ -95,7 +98,7 @@ class Noising(eqx.Module):
 
 
 def without_data(f: Callable[[State, Context], PyTree]) -> Callable[[State, Context], PyTree]:
-    """Return a recording function unchanged; its trace is refused if it lets data through."""
+    """Return a recording function that raises `InvalidInput` if data reach its result without a release."""
 
     @wraps(f)
     def record(state: State, ctx: Context) -> PyTree:
@@ -115,7 +118,7 @@ def _has_release(jaxpr: Jaxpr) -> bool:
 
 
 class _Interpreter:
-    """Runs traces with noise at their releases."""
+    """Runs traced functions and adds noise at their releases."""
 
     def __init__(self, mechanism: Mechanism, key: PRNGKeyArray, first: Int[Array, ""]):
         self.mechanism, self.key, self.first = mechanism, key, first

@@ -1,9 +1,9 @@
 """Releases: the places of a leaf at which information on a client's data becomes known.
 
-A private access passes two identities in the trace: `access_data` where it reads the data, and `release_tree` where its
-result leaves, with the largest change by one example. `noise_at_releases.py` adds noise there when a program is made
-private. A release without noise cannot run, because its lowering raises. So each path of a computation ends with noise
-or with an error.
+A private access puts two identity operations into the trace: `access_data` where it reads the data, and `release_tree`
+where its result leaves. The second one holds the largest change of the result by one example. `noise_at_releases.py`
+adds noise there when a program is made private. A release without noise cannot run, because its lowering raises. So
+each path of a computation ends with noise or with an error.
 """
 
 from collections.abc import Sequence
@@ -30,15 +30,15 @@ def release_tree(
     on: DataSet = "train",
     kept: bool = False,
 ) -> PyTree:
-    """Return the same numbers, marked so that an engine adds noise in units of `change`.
+    """Return the tree unchanged, marked so that an engine adds noise in units of `change`.
 
     Args:
-        tree: Numbers that become known.
+        tree: Arrays that become known, computed from data.
         change: Largest ℓ2 change of the numbers by one example. It must not depend on data itself.
         kind: Kind of access that made the numbers.
         on: Data set of that access.
-        kept: True declares that each number belongs to one example and is never sent. Then it gets no noise and does
-            not count as a release.
+        kept: True declares that each number belongs to one example and is never sent. Then the numbers get no noise
+            and do not count as a release.
     """
     leaves, structure = jax.tree.flatten(tree)
     options = {"kind": kind, "on": on, "kept": kept, "lead": 0, "copies": 0 if kept else 1, "noisy": kept}
@@ -51,7 +51,7 @@ def access_data(public: PyTree, batch: PyTree, own: Sequence[int] = ()) -> tuple
 
     The check of flows enforces two conditions: `public` does not depend on data, and the rows of `batch` are single
     examples on axis 0. Otherwise one example changes more than its own row, and the release's bound is wrong. Leaves of
-    `public` whose places are in `own` may hold one number per example; each row gets its own.
+    `public` whose positions are in `own` may hold one number per example, which only the row of that example uses.
     """
     leaves, structure = jax.tree.flatten((public, batch))
     options = {"public": len(jax.tree.leaves(public)), "own": tuple(own), "lead": 0}
@@ -79,13 +79,13 @@ def _refuse_derivative(*_: Any, **__: Any) -> NoReturn:
 
 
 def _lead(inputs: Any, axes: Any) -> tuple[int, list[Any]]:
-    """Return the width of a batch and its inputs with the batch axis first."""
+    """Return the size of the `vmap` axis, and all inputs with this axis first."""
     wide = next(leaf.shape[axis] for leaf, axis in zip(inputs, axes, strict=True) if axis is not None)
     return wide, [batching.bdim_at_front(leaf, axis, wide) for leaf, axis in zip(inputs, axes, strict=True)]
 
 
 def _map_release(inputs: Any, axes: Any, *, lead: int, copies: int, **params: Any) -> tuple[list[Any], list[int]]:
-    """Each member of a batch is one release."""
+    """Apply a release under `vmap`, where each member of the batch is one release."""
     wide, every = _lead(inputs, axes)
     return release.bind(*every, lead=lead + 1, copies=copies * wide, **params), [0] * (len(every) - 1)
 

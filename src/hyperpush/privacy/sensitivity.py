@@ -1,8 +1,8 @@
 """Sensitivity of a client's messages to one example, given all earlier messages.
 
-Adjacent data differ in one example of one client. Both runs are compared under the same *observations*, the noisy
-messages of all clients. Then a client's messages are functions of its data alone. So privacy losses add up over rounds,
-although other clients react to the messages. All bounds are ℓ2 norms; rounds count from 0.
+Adjacent data differ in one example of one client. Runs on both are compared under the same *observations*, the noisy
+messages of all clients. Given the observations, a client's messages are functions of its data alone. So privacy losses
+add up over rounds, although other clients react to the messages. All bounds are ℓ2 norms; rounds count from 0.
 """
 
 import math
@@ -27,25 +27,26 @@ VARIABLES = ("y", "z", "x")
 
 
 class Constants(eqx.Module):
-    """Bounds for every single example: x are the hypers, y the params, g is the inner and f the outer cost.
+    """Bounds on every single example's gradients and products, which `LoopSensitivity` uses.
 
-    The algorithm enforces clips. Smoothness is a property of the costs. If a constant of smoothness is unknown,
-    `math.inf` leaves only the guarantee of clipping. A client whose state differs may then send a whole clipped
-    gradient in another direction.
+    x are the hypers, y the params, z is the vector in the products, g the inner and f the outer cost. Bounds marked as
+    clips are enforced by the algorithm. The others are properties of the costs. `math.inf` stands for an unknown one;
+    then the guarantee rests on clipping alone. A client whose state differs may then send a whole clipped gradient in
+    another direction.
 
     Args:
         C_y: ‖∂_y g‖ ≤ C_y, a clip, above 0.
         C_b: ‖∂_y f‖ ≤ C_b, a clip, 0 or more.
         C_x: ‖∂_x f‖ ≤ C_x, a clip, 0 or more.
         R: ‖z‖ ≤ R, above 0; z is projected to this norm.
-        C_H: ‖∂²_yy g‖ ≤ C_H as an operator.
-        C_J: ‖∂²_xy g‖ ≤ C_J as an operator.
+        C_H: ‖∂²_yy g‖ ≤ C_H in the operator norm.
+        C_J: ‖∂²_xy g‖ ≤ C_J in the operator norm.
         L_H: Lipschitz constant of ∂²_yy g in (x, y).
         L_J: Lipschitz constant of ∂²_xy g in (x, y).
         L_b: Lipschitz constant of ∂_y f in (x, y).
         L_fx: Lipschitz constant of ∂_x f in (x, y).
-        C_Hz: ‖∂²_yy g z‖ ≤ C_Hz, a clip; None: C_H·R.
-        C_Jz: ‖∂²_xy g z‖ ≤ C_Jz, a clip; None: C_J·R.
+        C_Hz: ‖∂²_yy g z‖ ≤ C_Hz, a clip; None takes C_H·R, which must be finite.
+        C_Jz: ‖∂²_xy g z‖ ≤ C_Jz, a clip; None takes C_J·R, which must be finite.
 
     Raises:
         InvalidInput: A constant is negative, or a clip is not finite.
@@ -86,20 +87,20 @@ class Constants(eqx.Module):
 
     @property
     def products(self) -> tuple[Number, Number]:
-        """Bounds of ‖∂²_yy g z‖ and ‖∂²_xy g z‖."""
+        """Upper bounds on the products ‖∂²_yy g z‖ and ‖∂²_xy g z‖."""
         along_y = self.C_H * self.R if self.C_Hz is None else self.C_Hz
         along_x = self.C_J * self.R if self.C_Jz is None else self.C_Jz
         return along_y, along_x
 
     @property
     def clips(self) -> dict[str, Number]:
-        """Largest norm of one example's part in the direction of each variable."""
+        """Largest norm of one example's contribution to the update direction of each variable."""
         along_y, along_x = self.products
         return {"y": self.C_y, "z": along_y + self.C_b, "x": self.C_x + along_x}
 
     @property
     def slopes(self) -> Float[np.ndarray, "3 3"]:
-        """Lipschitz constants of each variable's direction (row) in each variable (column); order y, z, x."""
+        """Lipschitz constants of each variable's update direction (row) in each variable (column); order y, z, x."""
         z = self.L_H * self.R + self.L_b
         x = self.L_J * self.R + self.L_fx
         return np.array([[self.C_H, 0, self.C_J], [z, self.C_H, z], [x, self.C_J, x]], float)
@@ -121,14 +122,15 @@ def _as_weights(given: ArrayLike) -> Float[np.ndarray, "*clients"]:
 
 
 class LoopSensitivity(eqx.Module):
-    """Sensitivity of LDP-DSBO's messages to one example; the message of its single loop is (x, y, z) and noise.
+    """Sensitivity of LDP-DSBO's messages to one example, by variable and round.
 
-    With κ the weight that the client keeps for its own value, C the clips and A the slopes of `constants`, per variable
+    A message holds the variables x, y and z with noise. The sensitivity Δ of each variable follows the recursion
 
         Δ⁺ = κΔ + λ_t min(s_t + AΔ, 2C),   Δ = 0 at first,   Δ_z ≤ 2R
 
-    because own values enter without noise and others' are observed (Chen and Wang, ICML 2024). s_t is the changed
-    example's direct effect.
+    Here κ is the weight that the client keeps for its own value, and λ_t is the step size. C are the clips and A the
+    slopes of `constants`. s_t is the direct effect of the changed example. The recursion holds because own values enter
+    without noise and others' values are observed (Chen and Wang, ICML 2024).
 
     **Use it** through `LDPDSBO.accountant`, or for your own loop of this form. **Avoid it** for private tasks.
 
@@ -138,15 +140,15 @@ class LoopSensitivity(eqx.Module):
     2. Mini-batches of a reused data set count as if each contained the changed example.
 
     Args:
-        constants: Clips and slopes.
+        constants: Bounds on every example's gradients and products, which give the clips C and slopes A.
         steps: λ: one schedule `hp.schedule("power", …)` for all variables, or one for each of "x", "y", "z".
         params: Dimension of y and of z, at least 1.
         hypers: Dimension of x, at least 1.
         use: `"running averages"` over all samples so far, each re-evaluated at the current point: s_t = 2C/(t + 1).
-            `"once"`: every sample in its own round, s_t = 2C there. `"reused"`: a fixed data set, s_t = 2C always.
+            `"once"`: every sample in one round, s_t = 2C in that round. `"reused"`: a fixed data set, s_t = 2C always.
         others: 1 − κ, the weight of others' messages, from 0 to 1: a number, or one per client. 0 is always a valid
             bound.
-        examples: Examples per round, at least 1; they divide s_t.
+        examples: Examples per round, at least 1; s_t is divided by this number.
 
     Raises:
         InvalidInput: An option is out of range; the message names it.
@@ -176,10 +178,10 @@ class LoopSensitivity(eqx.Module):
         return {"y": self.params, "z": self.params, "x": self.hypers}
 
     def sensitivities(self, rounds: int, changed: int = 0) -> dict[str, Numbers]:
-        """Return Δ by round if the example that is first used in round `changed` differs.
+        """Return Δ of each variable by round, if the example that is first used in round `changed` differs.
 
-        Round 0 is the worst case. In running averages later changes have smaller s_t. Used once, they meet smaller
-        steps and cost less if no noise falls faster than a step.
+        Round 0 is the worst case. With running averages, later changes have smaller s_t. With samples used once, later
+        changes meet smaller steps, and cost less if no noise falls faster than a step size.
         """
         t = np.arange(check_integer("rounds", rounds, minimum=1))
         check_integer("changed", changed, minimum=0)
@@ -193,12 +195,16 @@ class LoopSensitivity(eqx.Module):
         return {name: found[:, number] for number, name in enumerate(VARIABLES)}
 
     def tail(self, start: int, deltas: Mapping[str, Any], noise: Mapping[str, Power], order: Literal[1, 2]) -> Any:
-        """Bound Σ_{t ≥ start} (Δ_t/noise_t)^order of the given variables, from all Δ at `start`; it may be infinite.
+        """Return an upper bound on Σ_{t ≥ start} (Δ_t/noise_t)^order of the variables in `noise`; it may be infinite.
 
-        m_t = max Δ_t (t + 1)^v / u over variables, with any u > 0, falls like m⁺ ≤ q m + σ/(t + 1) with q and σ taken
-        at `start`. By convexity (m⁺)^p ≤ q m^p + (1 − q)(σ/(1 − q)(t + 1))^p; Weights (t + 1)^{p(ς − v)} grow at most
-        by a factor r per round. Summed with them, this bounds the sum E of m^p: E(1 − rq) ≤ its first term + r·(the sum
-        of the sources).
+        `deltas` holds the Δ of all variables at `start`. Steps fall like (t + 1)^−v, and noise falls like (t + 1)^−ς.
+        Let m_t be the maximum over variables of Δ_t (t + 1)^v / u, for any u > 0. It satisfies m⁺ ≤ q m + σ/(t + 1),
+        with q and σ taken at `start`. By convexity, with p = `order`,
+
+            (m⁺)^p ≤ q m^p + (1 − q)(σ/(1 − q)(t + 1))^p
+
+        The weights (t + 1)^{p(ς − v)} grow at most by a factor r per round. Let E be the sum of m^p with these weights.
+        Then E(1 − rq) is at most the first term of E plus r times the sum of the sources.
         """
         at, clips, slopes = start + 1, self._most(), self.constants.slopes
         v, size = (np.array([getattr(self.steps[name], of) for name in VARIABLES]) for of in ("exponent", "scale"))

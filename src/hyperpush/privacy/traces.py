@@ -1,4 +1,4 @@
-"""Read traces: the source line of a leaf, traces inside others, and calls to the host."""
+"""Read traces: find the source line of a leaf, traces inside a trace, and calls to the host."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from hyperpush.programs import Exchange
 CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_lin"}
 CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 HOST = {"debug_print", "outside_call", "outfeed", "infeed", "ffi_call"}
-# Lines of these modules are skipped, because tasks pass on the accesses of their callers.
+# `calling_line` skips lines of these modules, because tasks only pass on the accesses of their callers.
 OUTSIDE = (
     "jax",
     "equinox",
@@ -36,7 +36,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def inner_trace(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int]] | None:
-    """Return the trace that a call-like equation runs once and the places of its inputs; None for other equations."""
+    """Return the trace that a call-like equation runs once, and which inputs it takes; None for other equations."""
     if eqn.primitive.name == "custom_linear_solve":  # its other functions serve derivatives
         lengths = eqn.params["const_lengths"]
         first = lengths.matvec + lengths.vecmat
@@ -52,7 +52,7 @@ def inner_trace(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int]] | None:
 
 
 def split(inputs: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """Split the inputs of a loop into the first, the second ones, and the rest."""
+    """Split the inputs of a loop into the first `first`, the next `second`, and the remaining ones."""
     return inputs[:first], inputs[first : first + second], inputs[first + second :]
 
 
@@ -66,7 +66,7 @@ def refuse_host_calls(jaxpr: Jaxpr, f: Callable[..., Any]) -> None:
 
 
 def place(f: Callable[..., Any]) -> str:
-    """Return the source of a leaf's function: file:line name."""
+    """Return the place in the source where a leaf's function is defined, as `file:line name`."""
     while True:
         owner = getattr(f, "__self__", None)
         if isinstance(owner, Exchange):  # its own `take` only packs what arrived for `receive`
@@ -83,7 +83,7 @@ def place(f: Callable[..., Any]) -> str:
 
 
 def calling_line() -> str:
-    """Return the innermost executing line outside of JAX, this folder and the task's accesses."""
+    """Return the innermost executing line, as `file:line`, outside of the modules in `OUTSIDE`."""
     frame = sys._getframe(1)
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}."

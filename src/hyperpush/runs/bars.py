@@ -1,4 +1,4 @@
-"""Progress bars, which are hooks: on a terminal bars, elsewhere a line now and then."""
+"""Show the progress of a run with hooks: as bars on a terminal, elsewhere as a line of text every 30 seconds."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,28 +13,31 @@ from rich.progress import Progress, TaskID, TextColumn
 from hyperpush.engines.hooks import Hook
 from hyperpush.runs.process import compile_time, resident_megabytes
 
-SECONDS_PER_LINE = 30.0  # time between lines of progress, which replace bars if there is no terminal
+SECONDS_PER_LINE = 30.0  # time between lines of progress, which are printed if the output is not a terminal
 
 
 def rich_bars(console: Console) -> Progress:
-    """Return bars with the time left and a note each; without a terminal they are not drawn."""
+    """Return a Rich display of progress bars, each with the time left and a note; it is drawn on terminals only."""
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[note]}"))
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class Part(Hook):
-    """The bar of a part of a run; as the hook of a verb it shows the verb's steps and latest mean cost."""
+    """Progress bar of one part of an experiment.
+
+    As the hook of a verb, the bar shows the steps and the latest mean cost of the verb.
+    """
 
     def __init__(self, bars: Progress, task: TaskID, shown: Callable[[], None], total: float):
         self._bars, self._task, self._shown, self._total, self._cost = bars, task, shown, total, ""
 
     def step(self, steps: float = 1) -> None:
-        """Add to the steps done."""
+        """Increase the number of steps done by `steps`."""
         self._bars.advance(self._task, steps)
         self._shown()
 
     def update(self, completed: float, note: str = "") -> None:
-        """Set the steps done, and a note beside the bar."""
+        """Set the number of steps done, and the note beside the bar."""
         self._bars.update(self._task, completed=completed, note=note)
         self._shown()
 
@@ -46,7 +49,10 @@ class Part(Hook):
 
 
 class Bars(Hook):
-    """All bars of a run: one of the engine's present loop, and those of the experiment's parts."""
+    """All progress bars of a run.
+
+    One bar shows the loop that the engine runs now; each part of the experiment has a further bar.
+    """
 
     def __init__(self, console: Console):
         self.console, self.rich = console, rich_bars(console)
@@ -54,14 +60,14 @@ class Bars(Hook):
         self._last_line = time.monotonic()
 
     def advance(self, loop: str, done: int, total: int) -> None:
-        """Show the progress of an engine's present loop, the time left, memory and compilation."""
+        """Show the progress of the loop that the engine runs now, with time left, memory use and compilation time."""
         compiled = compile_time().seconds
         note = f"{done:,} of {total:,} rounds, {resident_megabytes():,.0f} MB, compiled {compiled:.0f} s"
         shown = next((task for task in self.rich.tasks if task.id == self._loop), None)
         if shown is None:
             self._loop = self.rich.add_task(loop, total=total, note=note)
             self.rich.start()
-        elif shown.description != loop or done < shown.completed:  # another loop, or the same one again
+        elif shown.description != loop or done < shown.completed:  # another loop, or the same loop a second time
             self.rich.reset(shown.id, total=total, description=loop)
         assert self._loop is not None
         self.rich.update(self._loop, completed=done, note=note)
@@ -69,7 +75,7 @@ class Bars(Hook):
 
     @contextmanager
     def part(self, label: str, total: float) -> Iterator[Part]:
-        """Show a bar while the block runs; blocks may be nested."""
+        """Show a progress bar while the block runs; blocks may be nested."""
         task = self.rich.add_task(label, total=total, note="")
         self.rich.start()
         try:
@@ -88,7 +94,7 @@ class Bars(Hook):
             self.rich.stop()
 
     def _print_line(self) -> None:
-        """Print all bars as a line now and then, if there is no terminal."""
+        """Print all bars as one line of text if the output is not a terminal and `SECONDS_PER_LINE` have passed."""
         if not self.rich.disable or time.monotonic() - self._last_line < SECONDS_PER_LINE:
             return
         self._last_line = time.monotonic()
@@ -102,14 +108,14 @@ class Bars(Hook):
 
 
 def cost_note(values: Mapping[str, Any]) -> str:
-    """Return rounds, bytes sent and mean cost of a row as text for a bar, each if the row has it."""
+    """Return the text for a progress bar: rounds, bytes sent and mean cost, as far as a recorded row has them."""
     found = means(values)
     parts = [f", {found[name]:,.0f} {name}" for name in ("rounds", "bytes") if name in found]
     return "".join(parts) + (f", cost {found['cost']:.4g}" if "cost" in found else "")
 
 
 def means(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean over clients of every measurement with one number per client."""
+    """Return the mean over clients of each measurement that has one number per client; leave out all others."""
     flat = {**values.get("metrics", {}), **{name: value for name, value in values.items() if name != "metrics"}}
     found = {name: np.asarray(value, np.float64) for name, value in flat.items() if hasattr(value, "shape")}
     return {name: float(value.mean()) for name, value in found.items() if value.ndim <= 1}

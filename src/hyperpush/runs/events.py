@@ -1,14 +1,14 @@
-"""Events of runs, sweeps, hooks and peers, one JSON object per line.
+"""Read and write the events of runs, sweeps, hooks and peers: files with one JSON object per line.
 
-Every event begins with these fields, as far as they apply:
+Every event begins with those of these fields that apply:
 
 | field | meaning |
 |---|---|
 | `time` | time of writing, in seconds since 1970 (UTC) |
-| `kind` | one of the kinds below |
+| `kind` | one of the kinds in the next table |
 | `client` | name or number of the client |
-| `loop` | the loop of the program |
-| `step` | iterations of that loop so far |
+| `loop` | name of the program's loop |
+| `step` | number of iterations of that loop so far |
 
 | kind | written by | to | further fields |
 |---|---|---|---|
@@ -33,7 +33,7 @@ FIRST = ("time", "kind", "client", "loop", "step")
 
 
 def event(kind: Kind, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event with the present time, its first fields in their order."""
+    """Return an event with the current time and these values; the fields of `FIRST` come first, in this order."""
     for name in ("time", "kind"):
         if name in values:
             raise InvalidInput(name, values[name], "another name: every event has this field already")
@@ -42,14 +42,14 @@ def event(kind: Kind, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def append_event(path: Path, new: Mapping[str, Any]) -> None:
-    """Append one line to a file, readable by other processes at once."""
+    """Append one event as a line to a file; other processes can read it at once."""
     line = to_json(new) + "\n"
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
 
 
 def write_events(path: Path, events: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
-    """Replace the content of a file by these events; readers find the old ones or the new ones."""
+    """Replace the content of a file by these events atomically: readers find either the old or the new content."""
     write_atomically(path, "".join(to_json(each) + "\n" for each in events), durable)
 
 
@@ -74,7 +74,7 @@ def read_events(path: str | Path) -> list[dict[str, Any]]:
 
 
 def to_json(value: object) -> str:
-    """Return strict JSON: arrays become lists, and NaN or infinity is refused by name."""
+    """Return a value as strict JSON. Arrays become lists; NaN and infinity raise InvalidInput with the field's name."""
     return json.dumps(_plain(value, ""), allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""Experiments, which can be run by name: studies and specs."""
+"""Define experiments: studies and specs, which the command line runs."""
 
 import importlib
 from collections.abc import Callable
@@ -14,10 +14,10 @@ EXTRAS = {"matplotlib": "pages"}
 
 @dataclass(frozen=True)
 class SweepRule:
-    """Rule for `hyperpush sweep`: fields in the rows of an experiment's result, and names of its options."""
+    """How `hyperpush sweep` tunes an experiment: names of fields in its result's rows, and names of its options."""
 
-    validation: str  # the score by which settings are chosen
-    test: tuple[str, ...]  # the reported scores, which do not affect the choice
+    validation: str  # field of the score by which settings are chosen
+    test: tuple[str, ...]  # fields of the scores that are reported and do not affect the choice
     better: Literal["higher", "lower"] = "higher"
     rates: tuple[str, ...] = ("rate",)  # options that all take the same value of the default grid
     methods: str | None = "methods"  # the option that lists the methods to compare
@@ -28,7 +28,8 @@ class Experiment:
     """An experiment: its options and the function that turns them into a result.
 
     `run(config, run)` returns the content of `result.json`: a dict of finite numbers, strings, lists and dicts.
-    `check(config)` refuses options that do not fit; `hyperpush sweep` calls it for every run before the first.
+    `check(config)` raises InvalidInput if options do not fit each other. `hyperpush sweep` calls `check` for all runs
+    before it starts the first.
     """
 
     name: str
@@ -40,7 +41,10 @@ class Experiment:
 
 
 def defer(path: str) -> Callable[..., Any]:
-    """Return the function `module:name`, which is imported when it is called: naming it imports no JAX."""
+    """Return a function that imports and calls the function `module:name`.
+
+    The module, and JAX with it, is imported at the first call.
+    """
     module, _, name = path.partition(":")
 
     def call(*arguments: Any) -> Any:
@@ -50,7 +54,10 @@ def defer(path: str) -> Callable[..., Any]:
 
 
 def import_with_extras(module: str) -> ModuleType:
-    """Import a module that may need packages of an extra; raise InvalidInput with the extra if one is missing."""
+    """Import a module that may need packages of an extra.
+
+    If such a package is missing, InvalidInput names the extra that installs it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -1,14 +1,14 @@
-"""The folder of a run: of a study, a spec, a verb with `save=`, or a peer.
+"""Create and complete the folder of a run, which may be a study, a spec, a verb with `save=`, or a peer.
 
-| file | content | of |
+| file | content | written by |
 |---|---|---|
 | `config.toml` | the options | studies, specs, peers |
 | `call.json` | verb, method, network, key, digests of functions and data | verbs |
-| `result.json` | the result; status, costs and the format version unless it is a study's | all |
+| `result.json` | the result; except for studies with status, costs and format version | all |
 | `metrics.jsonl` | events, see `hyperpush.runs.events` | studies, specs, peers |
 | `history.safetensors` | cost and metrics by step | verbs, specs, peers |
-| `models/<set>/all.safetensors` | arrays by path, clients on axis 0; of a peer `<owner>.safetensors` | all |
-| `links/all.safetensors` | clients' counts of their links; of a peer `<owner>.safetensors` | verbs, specs, peers |
+| `models/<set>/all.safetensors` | arrays by path, clients on axis 0; for a peer `<owner>.safetensors` | all |
+| `links/all.safetensors` | clients' counts of their links; for a peer `<owner>.safetensors` | verbs, specs, peers |
 | `figures/*.png` | figures | studies |
 
 The folder appears when the run has succeeded. Until then its files are in a hidden folder beside it, with
@@ -38,14 +38,14 @@ CHECKPOINTS, LOCK = "checkpoints", "lock"
 class RunFolder:
     """The folder that a run writes to.
 
-    Of several processes the first one writes. Checkpoints and models are an exception: each process writes those of its
-    clients.
+    If a run has several processes, the first process writes. Checkpoints and models are an exception: each process
+    writes those of its clients.
 
     Attributes:
         path: The final folder.
-        field: Its name in errors.
-        hidden: True if its files are in a hidden folder until the run has succeeded.
-        saved: Names of the checkpoints in it.
+        field: Name of the argument in error messages about this folder.
+        hidden: True if the files are in a hidden folder until the run has succeeded.
+        saved: Names of the files and folders that hold checkpoints.
     """
 
     path: Path
@@ -55,17 +55,17 @@ class RunFolder:
 
     @property
     def work(self) -> Path:
-        """The folder to write to: a hidden one that is renamed at the end, or the final one."""
+        """The folder to write to: a hidden folder that is renamed at the end, or the final folder."""
         return self.path.parent / f".{self.path.name}.partial" if self.hidden else self.path
 
     @property
     def lock(self) -> Path:
-        """The lock of the process that works in it."""
+        """The lock file of the process that writes to the folder."""
         return self.work / (LOCK if self.hidden else f".{LOCK}")
 
     @property
     def finished(self) -> bool:
-        """True if it holds a result."""
+        """True if the final folder holds a result."""
         return (self.path / RESULT).is_file()
 
     def clear_for_resume(self) -> None:
@@ -83,13 +83,13 @@ class RunFolder:
                 self.path.rmdir()
             self.work.rename(self.path)
             (self.path / self.lock.name).unlink(missing_ok=True)
-        for name in self.saved:  # until here, the run can continue from them
+        for name in self.saved:  # checkpoints are needed up to here, in case the run is interrupted
             shutil.rmtree(self.path / name, ignore_errors=True)
             (self.path / name).unlink(missing_ok=True)
 
 
 def is_new(path: Path, field: str) -> bool:
-    """True if a folder is missing or empty; raise InvalidInput if it can be neither."""
+    """Return True if a folder is missing or empty; raise InvalidInput if the path cannot be a folder."""
     try:
         return not any(path.iterdir())
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def is_new(path: Path, field: str) -> bool:
 
 
 def make_folder(path: Path, field: str, mode: int = 0o777) -> None:
-    """Make a folder and its parents if they are missing."""
+    """Create a folder and its parents if they are missing; raise InvalidInput if that fails."""
     try:
         path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
@@ -107,7 +107,7 @@ def make_folder(path: Path, field: str, mode: int = 0o777) -> None:
 
 
 def reserve(name: str, out: Path | None) -> RunFolder:
-    """Create a new run folder: `out`, by default one under `runs/`."""
+    """Create the folder of a new run: `out`, or with None a folder under `runs/` named after the run and the time."""
     if out is None:
         stem = Path("runs", f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
         candidates: Iterable[Path] = (stem.with_name(f"{stem.name}-{k}") if k else stem for k in count())
@@ -135,7 +135,7 @@ def reserve(name: str, out: Path | None) -> RunFolder:
 
 
 def find_interrupted(folder: Path) -> RunFolder:
-    """Return the folder of an interrupted run, from the path of its final folder or of the hidden one beside it."""
+    """Return the folder of an interrupted run; `folder` is its final folder or the hidden folder beside it."""
     folder = as_path("run", folder)
     hidden = folder.name.startswith(".") and folder.name.endswith(".partial")
     found = RunFolder(folder.with_name(folder.name[1 : -len(".partial")]) if hidden else folder)

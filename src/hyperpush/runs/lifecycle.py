@@ -1,9 +1,9 @@
-"""The life of a run, the same for a study, a spec, a verb with `save=` and a peer.
+"""Lifecycle of a run in its folder, which is the same for a study, a spec, a verb with `save=` and a peer.
 
-1. Reserve: `hold` keeps other processes out of the folder. Everything else is inside `attempt`.
+1. Reserve: `hold` keeps other processes out of the folder. All further steps happen inside `attempt`.
 2. Begin: `begin` writes the file that says what runs in the folder.
 3. Compute inside `checkpoints`: a run that was interrupted continues from its last checkpoint.
-4. Keep: write the result's files into `folder.work`. Then `keep` completes the folder, which is finished from then on.
+4. Keep: write the result's files into `folder.work`. Then `keep` completes the folder, and the run is finished.
 5. Fail: after an error, `attempt` saves the state of a run that can be continued. Other runs leave no files.
 """
 
@@ -32,14 +32,14 @@ def _print_warning(text: str) -> None:
 @final
 @dataclass
 class Lifecycle:
-    """One run in its folder.
+    """Steps of one run in its folder.
 
     Attributes:
-        folder: The folder.
-        policy: Rule for the checkpoints of compiled engines. None: no such checkpoints (a peer writes its own).
-        resumed: True if the run continues an interrupted one, whose files stay after any error.
-        warn: Shows a warning of damaged checkpoints.
-        interrupted: Called with the error of a run that failed and can be continued.
+        folder: The folder that the run writes to.
+        policy: Rule for the checkpoints of compiled engines. None writes no such checkpoints; a peer writes its own.
+        resumed: True if the run continues an interrupted run. Then the files stay after any error.
+        warn: Function that shows a warning about damaged checkpoints.
+        interrupted: Function that is called with the error of a run that failed and can be continued.
     """
 
     folder: RunFolder
@@ -50,19 +50,22 @@ class Lifecycle:
     _journal: Journal | None = field(default=None, init=False)
 
     def hold(self) -> AbstractContextManager[None]:
-        """Hold the folder in the block; raise InUse if another live process works in it."""
+        """Lock the folder for the block; raise InUse if another live process works in the folder."""
         if not processes.first_process():
             return nullcontext()
         return alone(self.folder.lock, self.folder.field, self.folder.path)
 
     def begin(self, name: str, text: str) -> None:
-        """Write the file that identifies the run."""
+        """Write the file that identifies the run, such as `config.toml`."""
         if processes.first_process():
             write_atomically(self.folder.work / name, text)
 
     @contextmanager
     def checkpoints(self, hooks: Sequence[Hook] = ()) -> Iterator[None]:
-        """Save and continue the work of compiled engines in the block, which also call these hooks."""
+        """Write checkpoints of compiled engines in the block, and continue from earlier ones.
+
+        The engines also call `hooks`.
+        """
         if self.policy is None:
             yield
             return
@@ -71,14 +74,17 @@ class Lifecycle:
             yield
 
     def keep(self, result: str) -> None:
-        """Complete the folder with `result.json`, give it its final name, and drop the checkpoints."""
+        """Write `result.json`, give the folder its final name, and delete the checkpoints."""
         processes.barrier("all models are written")
         if processes.first_process():
             self.folder.complete(result)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Save the state of a run that fails in the block, or remove its hidden folder."""
+        """If the block raises an error, save the state of the run, or remove its hidden folder.
+
+        The folder is removed if the run cannot be continued.
+        """
         try:
             yield
         except BaseException as error:
@@ -86,8 +92,9 @@ class Lifecycle:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        work, final = self.folder.work, isinstance(error, InvalidInput | Diverged)  # it would end the same way again
-        # Several processes write together at the end of a chunk, which is impossible after one has failed.
+        # A run with an invalid input or a divergence would end the same way again.
+        work, final = self.folder.work, isinstance(error, InvalidInput | Diverged)
+        # Several processes write a checkpoint together, which is impossible after one of them has failed.
         if self._journal is not None and not isinstance(error, HyperpushError) and processes.count() == 1:
             try:
                 self._journal.save()

@@ -1,4 +1,4 @@
-"""Files of models: one for each set, clients on axis 0, arrays by their path in the pytree."""
+"""Read and write files of models: one file per set, with arrays by their path in the pytree and clients on axis 0."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ from safetensors.numpy import load_file, save_file
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
 
-BY_EXAMPLE = ("hypers", "value")  # sets that may have a number per example, of which clients may have different numbers
-ALL = "all"  # the file of all clients
+BY_EXAMPLE = ("hypers", "value")  # sets that may hold one row per example; clients may differ in their examples' number
+ALL = "all"  # name of the file with the models of all clients
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """Return the name of a leaf of a pytree in files."""
+    """Return the name under which files hold the leaf of a pytree at this path, such as `layers/0/weight`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -31,12 +31,12 @@ def save_models(
     names: Sequence[str] | None = None,
     counts: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
-    """Write the arrays of a pytree whose leaves have the client axis first, keyed by path.
+    """Write the arrays of a pytree with clients on axis 0 into a folder, keyed by path.
 
-    One file holds all clients. The model of a single owner in `names`, such as a peer, is a file called after it,
-    without the client axis. If arrays are spread over processes, each process writes a file with the rows of its
-    clients; otherwise the process with `first` writes. `counts` holds the rows that are kept of a leaf by client; the
-    others become 0.
+    One file holds all clients. If `names` holds a single owner, such as a peer, the file is named after this owner and
+    its arrays lack the client axis. If arrays are spread over processes, each process writes a file with the rows of
+    its clients. Otherwise the process with `first` writes. `counts` maps the name of a leaf to the number of entries to
+    keep for each client; further entries are padding and become 0.
     """
     found = jax.tree_util.tree_flatten_with_path(eqx.filter(stacked, eqx.is_array))[0]
     named = [(leaf_name(path), leaf) for path, leaf in found]
@@ -49,7 +49,7 @@ def save_models(
     spread = next((leaf for _, leaf in named if processes.spread(leaf)), None)
     if not first and spread is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)  # it exists if a killed party writes again
+    folder.mkdir(parents=True, exist_ok=True)  # the folder exists if a party was killed and writes a second time
     if spread is not None:
         own = sorted(number for number, _ in processes.own_clients(spread))
         file, rows = f"clients-{own[0]:09d}", {key: _rows(leaf, own) for key, leaf in named}
@@ -58,12 +58,12 @@ def save_models(
         file = ALL
         if names is not None and len(names) == 1:
             file, rows = owner_file(names[0]), {key: each[0] for key, each in rows.items()}
-    # The copy makes arrays contiguous, as the format needs, and scalars arrays.
+    # The copy turns scalars into arrays, and makes arrays contiguous, which the file format requires.
     save_file({key: np.array(each, order="C") for key, each in rows.items()}, folder / f"{file}.safetensors")
 
 
 def _rows(leaf: Any, clients: Sequence[int]) -> np.ndarray:
-    """Return the rows of some clients, which this process sees."""
+    """Return the rows of these clients, which this process must hold."""
     if not processes.spread(leaf):
         return np.asarray(leaf)[list(clients)]
     rows = dict(processes.own_clients(leaf))
@@ -71,7 +71,7 @@ def _rows(leaf: Any, clients: Sequence[int]) -> np.ndarray:
 
 
 def _without_padding(rows: np.ndarray, counts: Sequence[int] | None) -> np.ndarray:
-    """Return one row per client, with 0 behind the first `counts` numbers of each; None keeps all."""
+    """Return the rows with zeros after the first `counts[i]` entries of client i; `counts=None` keeps all entries."""
     if counts is None:
         return rows
     real = np.arange(rows.shape[1]) < np.asarray(counts)[:, None]
@@ -79,12 +79,18 @@ def _without_padding(rows: np.ndarray, counts: Sequence[int] | None) -> np.ndarr
 
 
 def owner_file(name: str) -> str:
-    """Return the file name of an owner's model, without its end; characters that could change a path become %XX."""
+    """Return the name of the file with an owner's model, without its extension.
+
+    Characters that could change the path are percent-encoded (%XX).
+    """
     return quote(name, safe=" +,=@~()").replace(".", "%2E")
 
 
 def load_models(folder: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Load a set of models as arrays by path, owners on axis 0; `names` are the owners, None if they lack names."""
+    """Return a saved set of models as arrays by path, with owners on axis 0.
+
+    `names` are the owners' names; None if the run did not record them.
+    """
     if names is not None and len(names) == 1:
         return {key: each[None] for key, each in load_arrays(folder / f"{owner_file(names[0])}.safetensors").items()}
     parts = [load_arrays(file) for file in sorted(folder.iterdir())]

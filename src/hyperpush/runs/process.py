@@ -1,4 +1,4 @@
-"""This process: settings of JAX for a run, time of compilation, and memory."""
+"""Set up JAX in this process for a run, and measure the time of compilation and the memory in use."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,10 @@ compile_time = cache(_CompileTime)  # one per process: JAX keeps every listener
 
 @contextmanager
 def set_up_jax(precision: str | None) -> Iterator[None]:
-    """Keep compiled code between runs, and compute in float64 only if asked to."""
+    """Keep compiled code on disk between runs, and set the precision for the block.
+
+    `precision` is `"float32"` or `"float64"`; None keeps JAX's setting.
+    """
     keep_compiled_code()
     compile_time()
     before = jax.config.read("jax_enable_x64")

@@ -1,4 +1,4 @@
-"""One run of a study or a spec; `hyperpush.runs.folder` describes its files."""
+"""Run a study or a spec in its folder; `hyperpush.runs.folder` describes the files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -29,28 +29,28 @@ Finished = tuple[dict[str, Any], "StudyRun"]
 
 
 class StudyRun:
-    """Interface of a run for its experiment: writes records, models and figures, and reports progress."""
+    """The run, as its experiment sees it: writes records, models and figures, and reports progress."""
 
     def __init__(self, path: Path, work: Path, console: Console, writes: bool = True):
         self.path = path
         self.console = console if writes else Console(quiet=True)
         self.figures: list[Path] = []
         self.work = work
-        self.writes = writes  # True in one of several processes
+        self.writes = writes  # if the run has several processes, True in one of them only
         self.bars = Bars(self.console)
         if writes:
             (work / METRICS).touch()
-            # A resumed run records its earlier events again: their lines exist already.
+            # A resumed run records its earlier events a second time, so this many events are skipped.
             self._recorded = len(read_events(work / METRICS))
 
     def record(self, **values: Any) -> None:
-        """Append one event with the experiment's fields to the metrics."""
+        """Append one event of kind `record`, with these values as its fields, to `metrics.jsonl`."""
         self.append("record", values)
 
     def append(self, kind: Kind, values: Mapping[str, Any]) -> None:
-        """Append one event of some kind to the metrics."""
+        """Append one event of this kind to `metrics.jsonl`."""
         new = event(kind, values)
-        to_json(new)  # refuses numbers that are not finite, also in processes that do not write
+        to_json(new)  # raises InvalidInput for numbers that are not finite, also in processes that do not write
         if not self.writes:
             return
         if self._recorded > 0:
@@ -67,14 +67,14 @@ class StudyRun:
         self.console.print(table(title, columns, rows))
 
     def tell(self, status: Status) -> Status:
-        """Show the status of all results of the run if some did not converge."""
+        """Show the combined status of all results of the run if some result did not converge; return the status."""
         if status.converged is False:
             self.console.print(f"of all results: {status}", soft_wrap=True, highlight=False, markup=False)
         return status
 
     def figure(self, name: str, figure: "Figure") -> Path:
         """Save a matplotlib figure; return its path in the final folder."""
-        inside = Path(FIGURES, f"{name.replace(':', '-')}.png")  # Windows refuses the colon of module:Class
+        inside = Path(FIGURES, f"{name.replace(':', '-')}.png")  # Windows does not allow the colon of module:Class
         if self.writes:
             (self.work / inside).parent.mkdir(exist_ok=True)
             figure.savefig(self.work / inside, format="png")
@@ -82,14 +82,14 @@ class StudyRun:
         return self.path / inside
 
     def write(self, name: str, text: str) -> None:
-        """Save a text file of the experiment, such as a table, under a name in the run folder."""
+        """Save a text of the experiment, such as a table, as the file `name` in the run folder."""
         path = self.work / name
         if self.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
 
     def save_models(self, name: str, stacked: PyTree, names: Sequence[str] | None = None) -> None:
-        """Save the arrays of a pytree whose leaves have the client axis first, one file for each client, by name."""
+        """Save the arrays of a pytree with clients on axis 0 as the set of models `name` (`hyperpush.runs.models`)."""
         if self.writes or processes.count() > 1:
             save_models(self.work / MODELS / name, stacked, self.writes, names)
 
@@ -102,10 +102,10 @@ def start(
     console: Console | None = None,
     checkpoints: Policy | None = None,
 ) -> Finished:
-    """Run an experiment into the folder `out`, by default a new one under `runs/`; return its result and the run.
+    """Run an experiment in the folder `out`, and return its result and the run.
 
-    `options` is the content of `config.toml`, from which `carry_on` reads the same options again. With `checkpoints`
-    an interrupted run can be continued.
+    With `out=None`, a new folder under `runs/` is used. `options` is the content of `config.toml`, from which
+    `carry_on` reads the same options again. An interrupted run can be continued only with `checkpoints`.
     """
     first = processes.first_process()
     folder = RunFolder(Path(processes.gather_texts(str(reserve(experiment.name, out).path) if first else "")[0]))
@@ -121,9 +121,9 @@ def carry_on(
     console: Console | None = None,
     checkpoints: Policy | None = None,
 ) -> Finished:
-    """Continue an interrupted run; `folder` is its final folder or the hidden one beside it.
+    """Continue an interrupted run; `folder` is its final folder or the hidden folder beside it.
 
-    `read` makes the experiment and its options from `config.toml`.
+    `read` returns the experiment and its options, given the path of `config.toml`.
     """
     found = find_interrupted(folder)
     life, console = _life(found, console, checkpoints, resumed=True)
@@ -136,7 +136,7 @@ def carry_on(
 
 
 def plan_run(experiment: Experiment, config: Any, processes: int = 1) -> dict[str, Any]:
-    """Return the predicted cost of a run, from `hyperpush.engines.planning`, without writing files."""
+    """Predict the cost of a run with `hyperpush.engines.planning`, without writing files."""
 
     def run(note: Callable[[Any], None]) -> Any:
         made = StudyRun(Path(), Path(), Console(quiet=True), writes=False)
@@ -150,7 +150,7 @@ def plan_run(experiment: Experiment, config: Any, processes: int = 1) -> dict[st
 def _life(
     folder: RunFolder, console: Console | None, checkpoints: Policy | None, resumed: bool = False
 ) -> tuple[Lifecycle, Console]:
-    """Return the life of a run that reports on a console, and the console, by default of standard error."""
+    """Return the `Lifecycle` of a run and the console on which the run reports, by default standard error."""
     console = console or Console(stderr=True)
     shown = console if processes.first_process() else Console(quiet=True)
 
@@ -165,7 +165,7 @@ def _life(
 
 
 def _perform(experiment: Experiment, config: Any, life: Lifecycle, console: Console) -> Finished:
-    """Run an experiment in a reserved folder, and keep its result."""
+    """Run an experiment in its reserved folder, write the result, and return the result and the run."""
     run = StudyRun(life.folder.path, life.folder.work, console, processes.first_process())
     with set_up_jax(getattr(config, "precision", None)):
         try:
@@ -181,7 +181,7 @@ def _perform(experiment: Experiment, config: Any, life: Lifecycle, console: Cons
 
 @contextmanager
 def _explained(work: Path) -> Iterator[None]:
-    """Replace errors from the system or from another process by one sentence."""
+    """Replace an error from the operating system or from another process by an error with one plain sentence."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Format tables for the terminal."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -77,7 +77,10 @@ class Tracked(eqx.Module):
         return self.tracker / self.mass
 
     def displacement(self, given: Any, accelerates: bool) -> tuple[Secants | None, Float[Array, " d"]]:
-        """Return the secants for the next step, and Δ for a `given` step size (None: from the curvature)."""
+        """Return the secants for the next step, and the displacement Δ of this one.
+
+        `given` is the step size; None takes it from the clients' mean curvature. With `accelerates` the secants give Δ.
+        """
         plain = 0.5 / self.curvature if given is None else jnp.asarray(given)
         step_size = 2 * plain if given is None else plain
         if self.secants is None:

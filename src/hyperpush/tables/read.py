@@ -193,7 +193,7 @@ def read(
         (),
     )
     other = unread(given)
-    warnings += [f"Files that are no tables are left out: {_few(other)}."] if other else []
+    warnings += [f"These files are not tables and are left out: {_few(other)}."] if other else []
     return replace(found, warnings=(*warnings, *_look(found)))
 
 

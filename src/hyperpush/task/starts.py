@@ -1,4 +1,4 @@
-"""Starts of clients: params and hypers of one client, of each, or one hyper per example."""
+"""Start values of params and hypers: the same for all clients, one per client, or one hyper per training example."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -81,17 +81,17 @@ def per_example(train: PyTree, start: float = 0.0) -> PerExample:
 
 
 def tree_of(start: Any) -> PyTree:
-    """Return the numbers of a start, without the mark of `per_client`."""
+    """Return the pytree of start values; a `PerClient` start is unwrapped."""
     return start.tree if isinstance(start, PerClient) else start
 
 
 def is_per_example(leaf: Any) -> bool:
-    """True if it stands for one hyper per training example."""
+    """True if a leaf of a start stands for one hyper per training example."""
     return isinstance(leaf, PerExample)
 
 
 def split_start(field: str, given: Any) -> tuple[Any, Any]:
-    """Return the numbers of a start as arrays, and its other leaves (None: there are none)."""
+    """Split a start into its numbers, as arrays, and its other leaves; None in place of the latter if it has none."""
     tree = tree_of(given)
     leaves = jax.tree.leaves(tree, is_leaf=is_per_example)
     if not leaves:

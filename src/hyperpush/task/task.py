@@ -268,7 +268,10 @@ class Task:
         return sets.clear_padding(tree, self.by_example, self.data.train) if has_rows else tree
 
     def _check_counts(self, counts: tuple[int, ...]) -> None:
-        """Refuse hypers per example made for other training examples, naming the first client that differs."""
+        """Refuse `hp.per_example` hypers whose counts differ from the task's training examples.
+
+        The error names the first client that differs.
+        """
         if self.common and len(set(counts)) > 1:
             given = f"one for each example of clients with {min(counts)} to {max(counts)} of them, and common=True"
             raise InvalidInput("hypers", given, "common=False: clients cannot agree on different numbers of hypers")

@@ -27,12 +27,12 @@ from hyperpush.verbs.run import Ran, run
 
 @dataclass(frozen=True, repr=False)
 class Mean(Pictured):
-    """One answer that all clients hold.
+    """Result of `hp.average`: the mean over all clients, identical at every client.
 
     Attributes:
-        value: The mean, in the form of one client's values.
-        status: The verdict: converged if the rounding error is within the tolerance.
-        costs: Rounds, and the numbers and bytes that each client sent.
+        value: The mean, with the tree structure and shapes of one client's values.
+        status: Converged if the rounding error is within the tolerance.
+        costs: Communication rounds, and the numbers and bytes that each client sent.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,7 +46,7 @@ class Mean(Pictured):
     costs: Costs
 
     def panels(self) -> list[Panel]:
-        """Status, costs and the mean, entry by entry."""
+        """Return the report's panels: the status, the costs, and every entry of the mean."""
         value = shown.by_client("Mean", ["all clients"], jax.tree.map(lambda leaf: leaf[None], self.value))
         return [shown.status_panel(self.status), shown.costs_panel(self.costs), *value]
 
@@ -57,11 +57,11 @@ class Mean(Pictured):
 
 
 class _Share(eqx.Module):
-    """State of one client: its values and weight; afterwards the mean."""
+    """State of one client: its values and weight before the exchange, and the mean afterwards."""
 
     value: PyTree
     weight: Float[Array, "*clients"]
-    size: Float[Array, "*clients"]  # weighted ‖values‖; its mean scales the rounding error
+    size: Float[Array, "*clients"]  # weight times ‖values‖; the mean of these sizes scales the rounding error
 
 
 @no_type_check
@@ -74,26 +74,27 @@ def average(
     tolerance: float | None = None,
     engine: Engine = Simulate(),
 ) -> Mean:
-    """Average numbers over all clients: Σ w_i v_i / Σ w_i, the same to the last bit at every client.
+    """Average numbers over all clients, so that every client holds the same result to the last bit.
 
-    Messages are summed along a spanning tree of the network, and the mean is sent back. **Use it** for means, counts
-    and scales that all clients need. **Avoid it** where a client must not see the sums of its children in the tree.
+    The result is the weighted mean Σ_i w_i v_i / Σ_i w_i of the clients' values v_i with their weights w_i. Messages
+    are summed along a spanning tree of the network, and the mean is sent back. **Use it** for means, counts and scales
+    that all clients need. **Avoid it** where a client must not see the sums of its children in the tree.
 
     Args:
-        values: Any pytree of numbers with clients on axis 0. With `hp.Peers(…)` the
-            party's numbers, without that axis.
+        values: A pytree of numbers with clients on axis 0. With `hp.Peers(…)`, the numbers of one party, without that
+            axis.
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key; it determines random links.
-        weights: One number per client, 0 or more, not all 0. None: equal weights. With `hp.Peers(…)` one
-            number.
+        weights: One number per client, 0 or more, not all 0. None gives all clients equal weights. With
+            `hp.Peers(…)`, one number: the weight of this party.
         tolerance: The largest rounding error to accept, relative to the mean, above 0. None: 1e-4 in float32, 1e-10 in
             float64.
         engine: The engine that runs the clients. It must be able to average along a tree; `hp.Threads` with lost
             messages cannot.
 
     Returns:
-        A `Mean` with `value`, `status` and `costs`. The status does not converge if values cancel so much that
-        the rounding error exceeds the tolerance.
+        A `Mean` with `value`, `status` and `costs`. `status.converged` is False if values cancel so much that the
+        rounding error exceeds the tolerance.
 
     Raises:
         InvalidInput: An argument is invalid; the message names it and the allowed values.
@@ -130,7 +131,7 @@ def _program() -> Node:
 
 
 def _shares(values: PyTree, weights: Any, clients: int, alone: bool) -> _Share:
-    """Return every client's first state, checked."""
+    """Check values and weights, and return the initial states of the clients."""
     shape = () if alone else (clients,)
     for path, leaf in jax.tree_util.tree_leaves_with_path(values):
         if np.shape(leaf)[: len(shape)] != shape or np.asarray(leaf).dtype.kind not in "fiub":
@@ -167,7 +168,7 @@ def _conclude(run: Ran, tolerance: float | None, alone: bool, clients: int) -> M
     length = float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(value))))
     if tolerance is None:
         tolerance = 1e-4 if kind == np.float32 else 1e-10
-    # Each of the n sums rounds by up to half a unit of the sum of sizes.
+    # Each of the n sums has a rounding error of up to half an eps times the sum of sizes.
     rounding = 0.5 * float(np.finfo(kind).eps) * clients * size
     error = rounding / length if length > 0 else 0.0 if size == 0 else float("inf")
     reason = Reason.TOLERANCE if error <= tolerance else Reason.INACCURATE

@@ -1,4 +1,4 @@
-"""Privacy cost of a run, counted from the program's trace, and the noise that keeps it within a budget."""
+"""Compute the privacy cost of a run from its program's trace, and the noise that keeps this cost within a budget."""
 
 import math
 from collections import Counter
@@ -38,10 +38,10 @@ from hyperpush.task.task import Task, client_shapes
 
 @dataclass(frozen=True)
 class LeafReleases:
-    """Releases of one leaf of a program on one data set: `count` of the leaf's `often` releases in each pass.
+    """Number of releases (noisy queries) that one leaf of a program makes of one data set.
 
-    A run of the innermost loop around the leaf has `passes` passes, and the loop runs `runs` times. Releases are
-    numbered from 0 in each run.
+    In each pass, `count` of the leaf's `often` releases use the data set `on`. A run of the innermost loop around the
+    leaf has `passes` passes, and the loop runs `runs` times. Releases are numbered from 0 in each run.
     """
 
     on: DataSet
@@ -56,14 +56,17 @@ class LeafReleases:
 
 
 class Spending(eqx.Module):
-    """Releases of one leaf of a program on one data set, and their noise."""
+    """Releases of one leaf of a program on one data set, with the mechanism that adds their noise."""
 
     mechanism: Mechanism
     releases: LeafReleases = eqx.field(static=True)
 
     @property
     def losses(self) -> np.ndarray:
-        """1/noise of every release. The trace does not tell a leaf's releases apart, so the costliest count."""
+        """1/noise of every release.
+
+        The trace does not tell which of a leaf's releases use the data set, so the costliest ones are counted.
+        """
         leaf = self.releases
         numbers = np.arange(leaf.passes * leaf.often)
         every = np.broadcast_to(1 / self.mechanism.scale(numbers), numbers.shape).reshape(leaf.passes, leaf.often)
@@ -72,13 +75,14 @@ class Spending(eqx.Module):
 
 
 class Budget(eqx.Module):
-    """Upper bound on the releases of each client's data, and their privacy cost; `hp.budget` makes it.
+    """Upper bound on the releases of each client's data and on their privacy cost, as returned by `hp.budget`.
 
-    Release t costs 1/noise(t), and all compose: pure ε adds up, ε at δ is composed by dp-accounting. The cost holds
-    for ideal real-valued noise: see `assumes`. Results hold the budget of the runs that led to them (`.privacy`).
+    Release t costs 1/noise(t). Pure ε is the sum of these costs; for a δ above 0, dp-accounting composes them. The cost
+    holds for ideal real-valued noise: see `assumes`. The attribute `.privacy` of a result is the budget of all runs
+    that led to this result.
 
     Args:
-        parts: Releases of the programs' leaves.
+        parts: Releases of each leaf of the runs' programs, with their noise.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,22 +100,22 @@ class Budget(eqx.Module):
 
     @property
     def releases(self) -> Mapping[DataSet, int]:
-        """Number of releases by data set."""
+        """Number of releases of each data set."""
         total: Counter[DataSet] = Counter()
         for part in self.parts:
             total[part.releases.on] += part.releases.total
         return dict(total)
 
     def epsilon(self, delta: float | None = None, by: str | None = None, on: DataSet | None = None) -> float:
-        """ε, the same for all clients: pure, or that of (ε, δ).
+        """Return the privacy cost ε, which is the same for all clients.
 
         Args:
-            delta: δ, in (0, 1); None asks for pure ε, which exists for Laplace noise only.
-            by: The rule that composes Laplace releases at δ, as in `Accountant.epsilon`.
-            on: The data set whose examples are hidden. None hides a person with one example in every data set.
+            delta: δ of (ε, δ)-privacy, in (0, 1). None returns pure ε, which exists for Laplace noise only.
+            by: The rule that composes Laplace releases for a given δ, as in `Accountant.epsilon`.
+            on: The data set whose examples are protected. None protects a person who has one example in every data set.
 
         Raises:
-            InvalidInput: The data set is unknown, δ is out of range, or pure ε is asked for Gaussian noise.
+            InvalidInput: The data set is unknown, δ is out of range, or pure ε is requested for Gaussian noise.
         """
         if on is not None and on not in self.releases:
             raise unknown("on", on, self.releases)
@@ -123,20 +127,20 @@ class Budget(eqx.Module):
         return compose(laplace, float(np.sqrt(np.sum(gaussian**2))), delta, by)
 
     def factor(self, epsilon: float, delta: float | None = None) -> float:
-        """Return the least factor by which all noise must be multiplied for the run to cost at most `epsilon`."""
+        """Return the smallest factor of all noise scales with which the releases cost at most `epsilon` (above 0)."""
         check_positive("epsilon", epsilon)
         return least_factor(lambda factor: self.times(factor).epsilon(delta, "rdp"), epsilon, exact=delta is None)
 
     def times(self, factor: float) -> "Budget":
-        """Return the same releases with `factor` times as much noise."""
+        """Return the budget of the same releases with all noise scales multiplied by `factor`."""
         return Budget(tuple(replace(part, mechanism=part.mechanism.times(factor)) for part in self.parts))
 
     def __add__(self, other: "Budget") -> "Budget":
-        """Return the budget of both, one after the other on the same data."""
+        """Return the budget of two runs, one after the other, on the same data."""
         return Budget(self.parts + other.parts)
 
     def to_table(self) -> list[dict[str, Any]]:
-        """Return the budget as data for JSON."""
+        """Return the budget as a list of dictionaries that JSON can store, one for each leaf's releases."""
         return [
             {
                 "noise": type(part.mechanism).__name__,
@@ -149,7 +153,7 @@ class Budget(eqx.Module):
 
     @staticmethod
     def from_table(table: Sequence[Mapping[str, Any]]) -> "Budget":
-        """Return the budget that `to_table` has written."""
+        """Return the budget whose `to_table` returned this table."""
         kinds = {"Laplace": Laplace, "Gaussian": Gaussian}
         return Budget(
             tuple(
@@ -169,15 +173,15 @@ class Budget(eqx.Module):
 
 @no_type_check
 def budget(task: Task, method: Method, network: Any = None) -> Budget:
-    """Return the largest privacy cost of one run of a method on a private task, before it runs.
+    """Return an upper bound on the privacy cost of one run of a method on a private task, without running it.
 
     Args:
         task: A private task: `task.private(…)`.
         method: An inner solver, an estimator or an algorithm.
-        network: The network, for methods whose length depends on it; None for other methods.
+        network: The network, for methods whose number of steps depends on it; None for other methods.
 
     Returns:
-        A `Budget`. Loops that clients may end early count at their full length.
+        A `Budget`. Loops that clients may end early are counted at their full length.
 
     Raises:
         InvalidInput: The task is not private, or the method sends data without noise.
@@ -212,16 +216,16 @@ def within_budget(epsilon: float, delta: float | None, task: Task, method: Metho
 
     Args:
         epsilon: ε, above 0.
-        delta: δ, in (0, 1); None asks for pure ε, which exists for Laplace noise only.
-        task: A private task: `task.private(…)`. Its noise sets the mechanism and the decay.
+        delta: δ, in (0, 1). None bounds pure ε, which exists for Laplace noise only.
+        task: A private task: `task.private(…)`. Its noise determines the mechanism and how the scale decays.
         method: As in `budget`.
         network: As in `budget`.
 
     Returns:
-        The same task with other noise. `Budget.assumes` states the assumptions behind ε.
+        The same task with rescaled noise. `Budget.assumes` states the assumptions behind ε.
 
     Raises:
-        InvalidInput: As in `budget`, or this ε is out of reach at any noise.
+        InvalidInput: As in `budget`, or no noise scale attains this ε.
 
     Example:
         >>> import jax.numpy as jnp
@@ -239,13 +243,13 @@ def within_budget(epsilon: float, delta: float | None, task: Task, method: Metho
 
 
 def check_method(method: Any) -> None:
-    """Raise InvalidInput unless `method` is a Method, before anything is traced."""
+    """Raise InvalidInput unless `method` is a Method; called before anything is traced."""
     if not isinstance(method, Method):
         raise InvalidInput("method", method, "an object such as hp.SGP(steps=…, step_size=…) or hp.PDBO(…)")
 
 
 def releases(task: Task, recipe: ProgramRecipe, state: PyTree) -> tuple[LeafReleases, ...]:
-    """Return a program's releases of a private task's data; refuse one that sends data without noise.
+    """Return a program's releases of a private task's data; raise InvalidInput if it sends data without noise.
 
     `state` is one client's first state (arrays or shapes). Results are cached by structure and shapes.
     """
@@ -265,24 +269,25 @@ def _releases(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool)
 def program_releases(
     program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int
 ) -> tuple[tuple[LeafReleases, ...], list[tuple[str, Any]]]:
-    """Return an upper bound on the releases of a program's leaves, and the arrays that leaves close over, by place.
+    """Return an upper bound on the releases of a program's leaves, and the arrays that these leaves close over.
 
-    Leaves of a private problem's program check themselves when they are traced. Loops whose length clients agree on
-    count at their full length.
+    Each array comes with the place in the code where it was found. The leaves of a private problem's program are
+    checked for data without noise when they are traced. A loop that clients may agree to end early is counted at its
+    full length.
     """
     found: list[tuple[Path, Work]] = []
     constants: list[tuple[str, Any]] = []
 
     def visit(path: Path, role: Role, f: Callable[..., Any], jaxpr: ClosedJaxpr | None, shapes: PyTree) -> None:
-        if jaxpr is None:  # its input is computed on the host, so only its type can be checked before it runs
+        if jaxpr is None:  # the input of `f` is computed on the host: only its type can be checked before the run
             refuse_leaks(f, {"": Held.MIXED})
             return
-        # A loop tests its end after each pass, so the test belongs to its body.
+        # A loop tests after each pass whether it ends, so the test counts like a leaf of the loop's body.
         found.append(((*path, 0) if role is Role.UNTIL else path, count_releases(jaxpr.jaxpr)))
         constants.extend((place(f), value) for value in jaxpr.consts)
 
     profile = visit_leaves(program, state, data, clients, visit)
-    passes: dict[Path, tuple[int, int]] = {(): (1, 1)}  # by body: (passes in one run of its loop, runs of the loop)
+    passes: dict[Path, tuple[int, int]] = {(): (1, 1)}  # loop body: (passes in one run of the loop, runs of the loop)
     for body, around, loop in profile.loops:
         passes[body] = loop.at_most, math.prod(passes[around])
     made = []
@@ -293,13 +298,14 @@ def program_releases(
 
 
 def refuse_copies(task: Task, held: Iterable[tuple[str, Any]]) -> None:
-    """Refuse arrays that a method, a cost or a penalty holds beside its arguments if they hold examples of the task.
+    """Raise InvalidInput if an array that a method, a cost or a penalty closes over contains examples of the task.
 
-    Results computed from such arrays lack noise. Only equal rows are found; a mean of examples goes unnoticed.
+    Results computed from such arrays would lack noise. Only exact copies of examples are found: a mean of examples goes
+    unnoticed.
     """
     arrays = [(where, np.asarray(each)) for where, each in held if eqx.is_array(each) and not isinstance(each, Tracer)]
     for leaf in jax.tree.leaves(task.data):
-        # Single numbers match by chance: compare all numbers of a client together.
+        # Single numbers may match by chance. If examples are single numbers, compare all numbers of a client together.
         row = leaf.shape[2 if task.owner is None else 1 :] or leaf.shape[-1:]
         alike = [(where, each) for where, each in arrays if each.shape[each.ndim - len(row) :] == row]
         if not alike or leaf.dtype.kind != "f" or not getattr(leaf, "is_fully_addressable", True):
@@ -315,7 +321,7 @@ def refuse_copies(task: Task, held: Iterable[tuple[str, Any]]) -> None:
 
 
 def first_state(task: Task, method: Method) -> PyTree:
-    """Return the shapes of one client's first state for a method."""
+    """Return the initial state of one client for a method, with shapes and dtypes in place of arrays."""
 
     def start(params: PyTree, hyper: PyTree) -> PyTree:
         links = None if find_recurrent(method) is None else LinkEstimates.none(task.clients)

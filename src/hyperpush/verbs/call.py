@@ -1,4 +1,4 @@
-"""One call of a verb: its checked arguments, and the steps that all verbs share."""
+"""One call of a verb such as `hp.train` or `hp.hypergradient`: checked arguments, and steps that all verbs share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from hyperpush.verbs.told import Told, as_hooks
 
 @dataclass(frozen=True)
 class Call:
-    """Checked arguments of a verb, and the steps that all verbs share."""
+    """The checked arguments of one call of a verb, and the steps that all verbs share."""
 
     verb: Callable[..., Any]
     task: Task
@@ -49,7 +49,7 @@ class Call:
 
     @cached_property
     def adapted(self) -> Any:
-        """The method as it runs on this network."""
+        """The method with its settings for this network, engine and task."""
         return self.method.bind(self.network, self.engine, self.task)
 
     @cached_property
@@ -59,24 +59,28 @@ class Call:
 
     @cached_property
     def spent(self) -> Budget | None:
-        """The privacy cost of one run; None without privacy."""
+        """The privacy cost of one run of the method; None if the task is not private."""
         return None if self.task.privacy is None else budget_of(self.task, self.adapted, self.recipe)
 
     def check_releases(self) -> None:
-        """Refuse a method that sends a private task's data without noise."""
+        """Raise InvalidInput if the method sends a private task's data without noise."""
         _ = self.spent
 
     def status(self, run: RunResult) -> Status:
-        """Return the method's status at its final states, with the chosen estimator, refused members and isolation."""
+        """Return the method's status at the final states of a run.
+
+        The status also names the chosen estimator, refused messages, and averages that reached too few parties.
+        """
         found = replace(
             self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task, self.network)
         )
         return found.refusing(run.refused).with_isolation(run.isolated)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
-        """Run the call with `seeds=` as one result of several runs, or with `save=` as a run kept in a folder.
+        """Repeat the call for several `seeds`, or run it once and keep the result in the folder `save`.
 
-        `own` holds the options that identify the call; engine and hooks do not change its numbers.
+        `own` holds the verb's own options. Together with the task, method, network and key they identify the call. The
+        engine and the hooks do not, because they do not change the numbers.
         """
 
         def run(key: PRNGKeyArray, folder: Path | None = None) -> Any:
@@ -90,7 +94,9 @@ class Call:
         options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
         call = describe(self.verb.__name__, self.task, self.method, self.network, self.key, **options)
         result = keep(save, call, self.task, lambda: run(self.key))
-        if self.task.privacy is not None and result.task.spent is self.task.spent:  # it was read back
+        if (
+            self.task.privacy is not None and result.task.spent is self.task.spent
+        ):  # the result was read from the folder
             result = replace(result, task=self._spend(result.task))
         return result.check(throw)
 
@@ -102,7 +108,7 @@ class Call:
         step: int = 0,
         recipe: ProgramRecipe | None = None,
     ) -> RunResult:
-        """Run the method, or a recipe made from it, from these states; hooks see the recorded rows."""
+        """Run the method's program, or the given recipe, from the given states, and pass recorded rows to the hooks."""
         hooks, told, adapted = as_hooks(self.hooks), Told(), self.adapted
         if recipe is None and isinstance(self.method, HypergradientEstimator):
             recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
@@ -123,7 +129,7 @@ class Call:
         return run
 
     def _advice(self) -> str | None:
-        """Return advice after a divergence caused by the task; None if no such cause was found."""
+        """Return advice if the task itself explains a divergence; None otherwise."""
         if found := large_column(self.task):
             return f"{found[0].upper()}{found[1:]}. Or take a smaller step size."
         if isinstance(self.method, HypergradientEstimator) and self.certifier(self.task).is_ill_posed():
@@ -131,7 +137,7 @@ class Call:
         return None
 
     def after(self, run: RunResult, links: LinkEstimates | None, **at: Any) -> tuple[Task, Costs]:
-        """Return the task at the point that a run reached, with the releases of its data, and the run's costs."""
+        """Return the task at the end point of a run, with the privacy cost spent so far, and the run's costs."""
         solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
         before = last_point(self.task, self.network) if solver is None else None
         trained = solver.iteration if solver is not None else {} if before is None else before.iteration
@@ -140,7 +146,10 @@ class Call:
 
     @cached_property
     def start_size(self) -> float | None:
-        """The size of the params before the first training; None on private tasks and with several processes."""
+        """The root mean square over clients of the params' norm before the first training.
+
+        None on private tasks and with several processes.
+        """
         if self.task.point is not None and self.task.point.start is not None:
             return self.task.point.start
         if self.task.privacy is not None or processes.count() > 1:
@@ -149,7 +158,7 @@ class Call:
         return float(np.sqrt(sum(squares) / (1 if self.task.owner is not None else self.task.clients)))
 
     def certifier(self, task: Task) -> Certifier:
-        """Return the certifier of the params of `task`, to which this call has led."""
+        """Return the certifier that judges the params of `task`, the task at the end of this call."""
         return Certifier(task, self.method, self.adapted, self.network, self.engine, self.key)
 
     def _spend(self, after: Task) -> Task:
@@ -159,14 +168,14 @@ class Call:
 
 
 def run_keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:
-    """Return a key for each of several runs."""
+    """Return one random key per run: the given `seeds`, or that many keys split from `key`."""
     if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds):
         return [check_key(each) for each in seeds]
     return list(jax.random.split(key, check_integer("seeds", seeds, minimum=1)))
 
 
 def after_all(task: Task, runs: Sequence[Result]) -> Task:
-    """Return the task with the releases of several runs, one after the other."""
+    """Return the task with the privacy cost of several runs, one after the other, added to its budget."""
     if task.privacy is None:
         return task
     before = Budget() if task.spent is None else task.spent

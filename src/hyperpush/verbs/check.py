@@ -1,4 +1,4 @@
-"""Check of an estimate on a task against finite differences of the solved problem."""
+"""Check a hypergradient estimate on a task against finite differences of the outer cost at inner solutions."""
 
 import math
 from typing import Literal
@@ -26,7 +26,7 @@ from hyperpush.verbs.results import Estimate
 
 LENGTH = 1e-3  # length of a finite difference, relative to the hypers
 SOLVED = 1e-6  # distance from the solution, relative to its size, at which the inner problem counts as solved
-ROUNDS, STARTS = 256, 5  # rounds and random starts that measure the averaging error
+ROUNDS, STARTS = 256, 5  # communication rounds and random starts in the measurement of the averaging error
 
 
 @no_type_check
@@ -41,16 +41,16 @@ def check(
     newton_steps: int = 50,
     engine: Engine = Simulate(),
 ) -> Check:
-    """Solve the inner problem on one machine and compare an estimate there with its target.
+    """Solve the inner problem on one machine, and compare a hypergradient estimate at the solution with its target.
 
-    The inner problem is minimized from the mean of the task's params by a trust-region Newton method in float64, with
-    products only. The estimate is compared with the closed form and with central differences of the mean outer cost.
-    These follow random unit directions of all clients' hypers, with the inner problem solved anew at each end.
-    Differences reveal wrong derivatives; the closed form checks every component.
+    A trust-region Newton method minimizes the inner problem in float64 from the mean of the task's params. It uses
+    Hessian-vector products only. The estimate is compared with the closed form and with central differences of the mean
+    outer cost. Each difference follows a random unit direction of all clients' hypers, and the inner problem is solved
+    again at both ends. Differences reveal wrong derivatives; the closed form checks every component.
 
-    Estimators with another target are compared with that target. `"local"` solves each client's own inner problem,
-    `"direct"` holds params fixed. For `"client"`, each direction moves the hypers of one client, and the slope
-    is that of its own outer cost.
+    The comparison follows the estimator's target. For `"local"`, each client's own inner problem is solved. For
+    `"direct"`, the params stay fixed. For `"client"`, each direction changes the hypers of one client, and the slope
+    is that of this client's own outer cost.
 
     **Use it** on a small instance of a new kind of task, before you trust an estimator on it. **Avoid it** where data
     must stay with their owners: one machine sees all of them.
@@ -61,7 +61,7 @@ def check(
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
         directions: Number of finite differences, at least 1. Three are enough to reveal wrong derivatives.
-        tolerance: Largest relative error with which the check passes, above 0.
+        tolerance: Largest relative error with which an estimate passes the check, above 0.
         newton_steps: Largest number of Newton steps, at least 1. Raise it if the report says that the inner
             problem could not be solved.
         engine: The engine that runs the estimate's clients.
@@ -70,7 +70,7 @@ def check(
         A `Check`; `print` shows its report.
 
     Raises:
-        InvalidInput: An argument is out of range, does not fit the others, or the task is private.
+        InvalidInput: An argument is out of range or does not fit another argument, or the task is private.
 
     Example:
         >>> import hyperpush as hp
@@ -123,7 +123,7 @@ def check(
         tolerance=tolerance,
         estimate=estimate,
         solution=solution,
-        # A Newton step can lead to a saddle, too: curvatures must not be negative, up to rounding.
+        # Newton steps can also end at a saddle point, so the smallest eigenvalue must not be negative, up to rounding.
         solved=missing <= SOLVED and smallest >= -1e-9 * largest,
         gradient_norm=found.gradient_norm,
         newton_step=missing,
@@ -133,7 +133,7 @@ def check(
         given_effect=relative_error(elsewhere, reference),
         directions=moves,
         length=length,
-        # The errors of central differences fall fourfold from h to h/2: extrapolate.
+        # Richardson extrapolation: the error of a central difference falls fourfold from h to h/2.
         differences=(4 * slopes[1] - slopes[0]) / 3,
         uncertainties=np.abs(slopes[1] - slopes[0]),
         predictions=predictions,
@@ -152,9 +152,10 @@ def check(
 def _estimate_at(
     solution: PyTree, task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, engine: Engine
 ) -> Estimate | None:
-    """Return the estimate at the inner solution, or where it trained itself; None if anything is not finite.
+    """Return the estimate at the inner solution; None if the solution is not finite or the estimate diverges.
 
-    No training on this network has measured its links, so its true means serve.
+    An estimator that trains params itself starts from the task's params instead. A `Recurrent` estimator takes the true
+    mean weights of the links, because no training on this network has measured them.
     """
     if isinstance(method, Recurrent):
         method = method.with_options(links="means")
@@ -168,7 +169,7 @@ def _estimate_at(
 
 
 def _farthest(rows: PyTree, others: PyTree) -> float:
-    """Return the largest distance between a client's params in `rows` and in `others`."""
+    """Return the largest ℓ2 distance, over clients, between a client's params in `rows` and in `others`."""
     squares = jax.tree.map(lambda a, b: np.sum((a - b).reshape(len(a), -1) ** 2, axis=1), rows, others)
     return math.sqrt(np.max(np.sum(jax.tree.leaves(squares), axis=0)))
 
@@ -176,7 +177,7 @@ def _farthest(rows: PyTree, others: PyTree) -> float:
 def _directions(
     key: PRNGKeyArray, hypers: PyTree, count: int, target: Target
 ) -> tuple[PyTree, Float[np.ndarray, "d n"]]:
-    """Return random unit directions of the hypers, and the clients' weights in the slope along each."""
+    """Return random unit directions of the hypers, and the weights of the clients' outer costs along each direction."""
     leaves, structure = jax.tree.flatten(hypers)
     n = leaves[0].shape[0]
     weights = np.full((count, n), 1 / n if target == "global" else 1.0)
@@ -199,7 +200,10 @@ def _value(held: tuple[Float[Array, " starts"], Float[Array, ""]], ctx: Context)
 
 
 def _tenfold(network: Network, averaging: str | None, key: PRNGKeyArray) -> float | None:
-    """Return the rounds in which random numbers get ten times closer to their mean; the median of a few starts."""
+    """Return the communication rounds in which averaging brings random numbers ten times closer to their mean.
+
+    The result is the median over a few random starts; None if the distance does not shrink.
+    """
     n, program = network.clients, ProgramRecipe(_averaging, ("gossip" if averaging == "gossip" else "push",))
     values = jax.random.normal(key, (n, STARTS))
     outcome = Simulate().run(program, network, (values, jnp.ones(n)), jnp.zeros((n, 1)), key, record={"loop": _value})

@@ -1,4 +1,4 @@
-"""Result of `hp.check`: its numbers, its warnings and its report of one screen."""
+"""Result of `hp.check`, with its warnings and its printed report."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ from hyperpush.verbs import panels
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate
 
-SERIES = 1e-4  # share of HGP's series that the suggested number of steps leaves out
+SERIES = 1e-4  # relative error of HGP's truncated series after the suggested number of steps
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,31 @@ class Check(Pictured):
     Attributes:
         estimator: The estimator that was checked.
         network: The network's name.
-        tolerance: Largest relative error of an estimate that passes.
+        tolerance: Largest relative error with which an estimate passes.
         estimate: The estimate at the solution; None if it diverged.
-        solution: The params of the estimate, clients on axis 0.
-        solved: True if the solution and the params at the ends of the differences are minima.
+        solution: The inner solution, the params of the estimate, with clients on axis 0.
+        solved: True if the solution and the params at the ends of all finite differences are minima.
         gradient_norm: Norm of the inner gradient at the solution.
-        newton_step: Length of the longest Newton step from the solution or from an end of the differences, relative to
-            the size of the params.
+        newton_step: Length of the longest Newton step from the solution or from an end of a finite difference, relative
+            to the size of the params.
         given_gradient_norm: Norm of the inner gradient at the mean of the given params.
         given_distance: Largest distance of a client's given params from the solution.
         given_spread: Largest distance of a client's given params from their mean.
-        given_effect: Relative ℓ2 change of the reference if it is taken at the given params.
-        directions: Directions of the hypers, leaves [directions, clients, …].
-        length: h of the finite differences.
-        differences: Slopes of the solved problem along the directions.
-        uncertainties: Changes of these slopes from h to h/2.
-        predictions: The estimate's slopes.
-        reference: The closed form of the target, by conjugate gradients.
+        given_effect: Relative ℓ2 distance from the closed form at the solution to the closed form at the given params.
+        directions: Directions of the hypers, a pytree with leaves of shape [directions, clients, …].
+        length: Length h of the finite differences.
+        differences: Slopes of the outer cost at inner solutions along the directions, by finite differences.
+        uncertainties: Absolute changes of these slopes if h is halved.
+        predictions: Slopes along the directions according to the estimate.
+        reference: The closed form of the target, computed by conjugate gradients.
         residual: Largest relative residual of these conjugate gradients.
         reference_error: Relative ℓ2 distance of the estimate from the reference.
         largest: Largest eigenvalue of the Hessian that the target inverts: the mean Hessian, or the clients' own.
-        smallest: Its smallest eigenvalue.
+        smallest: Smallest eigenvalue of the same Hessian.
         tenfold: Rounds in which the network's averaging error falls tenfold; None if it does not fall.
         own_smallest: Smallest eigenvalue of any client's own Hessian at the solution.
-        sensitivity: Largest change of the solution per change of the hypers along the directions, |dx|/|dλ|.
-        window: Rounds in which a message from any client reaches all others (repeated connection).
+        sensitivity: Largest change |dx| of the solution per change |dλ| of the hypers along the directions.
+        window: Rounds in which a message from any client reaches all other clients.
     """
 
     estimator: HypergradientEstimator
@@ -80,31 +80,37 @@ class Check(Pictured):
 
     @property
     def condition(self) -> float:
-        """λ_max/λ_min of the Hessian; infinite if it is not positive definite."""
+        """Condition number λ_max/λ_min of the Hessian; infinite if the Hessian is not positive definite."""
         return self.largest / self.smallest if self.smallest > 0 else math.inf
 
     @property
     def difference_error(self) -> float:
-        """‖predictions − differences‖ / ‖differences‖."""
+        """Relative error of the estimate's slopes: ‖predictions − differences‖ / ‖differences‖."""
         return relative_error(self.predictions, self.differences)
 
     @property
     def passed(self) -> bool:
-        """True if the inner problem is solved and the estimate within `tolerance` of differences and reference."""
+        """True if the inner problem is solved and both relative errors of the estimate are within `tolerance`."""
         return self.solved and self.difference_error <= self.tolerance and self.reference_error <= self.tolerance
 
     @property
     def suggested_step_size(self) -> float | None:
-        """1/λ_max."""
+        """Suggested step size 1/λ_max of the mean Hessian; None if λ_max is not above 0."""
         return 1 / self.largest if self.largest > 0 else None
 
     @property
     def suggested_steps(self) -> int | None:
-        """log(1e-4)/log(1 − λ_min/λ_max): HGP's steps with that step size; None if it does not converge."""
+        """Number of HGP's steps that gives a relative error of 1e-4 with the suggested step size.
+
+        This number is log(1e-4)/log(1 − λ_min/λ_max), rounded up; None if HGP's series does not converge.
+        """
         return None if self.suggested_step_size is None else self._steps(self.suggested_step_size, SERIES)
 
     def _steps(self, step_size: float, left: float) -> int | None:
-        """Number of terms of Σ_m (I − ηH)^m after which the share `left` is missing."""
+        """Number of terms of Σ_m (I − ηH)^m after which the relative error is `left`; None if the series diverges.
+
+        η is the step size and H the Hessian.
+        """
         shrink = max(abs(1 - step_size * self.smallest), abs(1 - step_size * self.largest))
         if not shrink < 1:  # also if shrink is NaN
             return None
@@ -177,7 +183,7 @@ class Check(Pictured):
         return said
 
     def panels(self) -> list[Panel]:
-        """The verdict with its advice, slopes along each direction, and the numbers of problem and estimate."""
+        """Return the report's panels: the verdict with advice, the slopes by direction, and a table of all numbers."""
         verdict = f"{type(self.estimator).__name__} {'passed' if self.passed else 'failed'} at {self.tolerance:.0e}."
         labels = [str(number + 1) for number in range(len(self.differences))]
         slopes = {"finite differences": self.differences, "estimate": self.predictions}
@@ -190,7 +196,7 @@ class Check(Pictured):
         ]
 
     def __str__(self) -> str:
-        """One screen: the problem, the estimate, and what to change."""
+        """Return the printed report: the inner problem, the estimate, and what to change."""
         verdict = f"{'passed' if self.passed else 'FAILED'} at tolerance {self.tolerance:.0e}"
         rows = [f"  {name:<15}{text}" for name, text in self._rows_of_the_problem().items()]
         lines = [f"{self.estimator} on {self.network}: {verdict}", "the problem", *rows, "the estimate"]
@@ -256,5 +262,5 @@ def norm(tree: PyTree) -> float:
 
 
 def relative_error(tree: PyTree, truth: PyTree) -> float:
-    """‖tree − truth‖ / ‖truth‖; 0 if both are 0."""
+    """Return the relative ℓ2 error ‖tree − truth‖ / ‖truth‖; 0 if both are 0."""
     return norm(jax.tree.map(np.subtract, tree, truth)) / (norm(truth) or sys.float_info.min)

@@ -1,4 +1,4 @@
-"""Checks of a verb's arguments. A wrong argument is refused in one line that names the allowed values."""
+"""Check the arguments of a verb. A wrong argument raises InvalidInput with the allowed values in one line."""
 
 from typing import Any
 
@@ -19,21 +19,21 @@ CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversion
 
 
 def branch_refused(name: str) -> InvalidInput:
-    """Return the error for a program that branches in Python on a traced number (`CONCRETE`)."""
+    """Return the error to raise if JAX raised one of `CONCRETE`: a program branches in Python on a traced number."""
     given = "a branch in Python on a number that changes without compiling"
     allowed = "jnp.where or jax.lax.cond, or a field with eqx.field(static=True), which compiles per value"
     return InvalidInput(name, given, allowed)
 
 
 def check_hypers(task: Task) -> None:
-    """Refuse a task whose costs and penalties do not depend on the hypers."""
+    """Raise InvalidInput if no cost and no penalty of the task depends on the hypers."""
     if not task.uses_hypers and not task.joint:
         given = "hypers that no cost or penalty contains"
         raise InvalidInput("task.hypers", given, "an inner cost, outer cost or penalty that depends on its hyper")
 
 
 def check_common(task: Task, method: Method) -> None:
-    """Refuse an algorithm whose hypers agree for a task whose hypers are personal, and the reverse."""
+    """Raise InvalidInput unless algorithm and task agree on whether hypers are common to all clients or personal."""
     from hyperpush.methods.registry import registered  # the registry imports every method
 
     agree = bool(method.info.fixed_point)
@@ -48,7 +48,7 @@ def check_common(task: Task, method: Method) -> None:
 
 def check_task(given: Any) -> Task:
     """Raise InvalidInput unless `given` is a Task with concrete arrays."""
-    if isinstance(getattr(given, "task", None), Task):  # a result or a loaded run
+    if isinstance(getattr(given, "task", None), Task):  # `given` is a result or a loaded run
         allowed = f"its task: .{'result.' * hasattr(given, 'result')}task is the task at the point reached"
         raise InvalidInput("task", f"a {type(given).__name__}", allowed)
     if not isinstance(given, Task):
@@ -66,7 +66,10 @@ def check_task(given: Any) -> Task:
 
 
 def check_method(given: Any, kind: type[Method]) -> None:
-    """Refuse anything but a method of this kind; name the verb that takes it, or show how to construct one."""
+    """Raise InvalidInput unless `given` is a method of this kind.
+
+    The message names the verb that takes this method, or shows how to construct a method.
+    """
     if isinstance(given, kind):
         return
     label = {"InnerSolver": "an inner solver", "HypergradientEstimator": "a hypergradient estimator"}
@@ -81,7 +84,7 @@ def check_method(given: Any, kind: type[Method]) -> None:
 
 
 def check_engine(given: Any, task: Task) -> None:
-    """Refuse anything but an engine, and an engine of all clients for one party's task."""
+    """Raise InvalidInput unless `given` is an engine; for the task of one party it must run one client only."""
     check_engine_kind(given)
     if task.owner is not None and not given.hosts_one:
         name = task.names[task.owner]
@@ -91,13 +94,16 @@ def check_engine(given: Any, task: Task) -> None:
 
 
 def check_engine_kind(given: Any) -> None:
-    """Refuse anything but an engine."""
+    """Raise InvalidInput unless `given` is an engine."""
     if not isinstance(given, Engine):
         raise InvalidInput("engine", _describe(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
 
 
 def check_batch_size(method: Method, task: Task) -> None:
-    """Refuse mini-batches of more examples than any client has. Clients with fewer examples use all of them."""
+    """Raise InvalidInput if mini-batches have more examples than any client.
+
+    Clients with fewer examples than a mini-batch use all of their examples.
+    """
     size = method.option("batch_size")
     most = rows(task.train, one=False) if task.owner is None else task.most_examples
     if isinstance(size, int) and most is not None and size > most:
@@ -117,7 +123,7 @@ def check_key(given: Any) -> PRNGKeyArray:
 
 
 def check_network(given: Any, task: Task, method: Method) -> None:
-    """Refuse anything but a network of the task's size whose links the method and its parts can use."""
+    """Raise InvalidInput unless `given` is a network of the task's size with links that the method can use."""
     check_network_kind(given)
     if given.clients != task.clients:
         allowed = f"a network of {task.clients} clients, as the task has"
@@ -127,7 +133,7 @@ def check_network(given: Any, task: Task, method: Method) -> None:
 
 
 def check_network_kind(given: Any) -> None:
-    """Refuse anything but a network."""
+    """Raise InvalidInput unless `given` is a network."""
     if isinstance(given, Network):
         return
     if type(given).__module__.startswith("networkx"):
@@ -137,7 +143,10 @@ def check_network_kind(given: Any) -> None:
 
 
 def check_links(method: Method, network: Network) -> None:
-    """Refuse a network that a method cannot use, with the reason and the methods of its kind that work there."""
+    """Raise InvalidInput if the method cannot use the links of the network.
+
+    The message gives the reason, and names the methods of the same kind that work on this network.
+    """
     kind = method.info.network
     fits = {"two-way": network.two_way(), "undirected": not network.directed}
     if not fits.get(kind, True):
@@ -153,7 +162,7 @@ def check_links(method: Method, network: Network) -> None:
 
 
 def _describe(given: Any) -> Any:
-    """Return an argument as errors show it: arrays and long values by their type."""
+    """Return an argument in the form that error messages show; arrays and long values appear by their type only."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     text = repr(given)

@@ -1,4 +1,4 @@
-"""Communication and computation of a run."""
+"""Count the communication and computation of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,17 +12,17 @@ from hyperpush.task.task import Task
 
 @dataclass(frozen=True)
 class Costs:
-    """Communication and computation of each client.
+    """What each client communicated and computed during a run.
 
     Attributes:
-        rounds: Rounds of communication.
+        rounds: Communication rounds.
         floats: Numbers that each client sent. A message to several receivers counts once.
         bytes: Bytes that a client sent over its links, averaged over clients.
-        largest_bytes: Bytes of the client that sent most.
-        gradients: Gradients of the inner and the outer cost.
-        hessian_products: Products with ∂²_xx f.
-        jacobian_products: Products with ∂²_λx f.
-        accesses: Number of these gradients and products by data set.
+        largest_bytes: Bytes that the client with the most traffic sent.
+        gradients: Gradients of the inner and the outer cost that each client computed.
+        hessian_products: Products with the Hessian ∂²_xx f of the inner cost f, per client.
+        jacobian_products: Products with the mixed derivative ∂²_λx f of the inner cost f, per client.
+        accesses: For each data set, the number of these gradients and products that read the set.
 
     Example:
         >>> import hyperpush as hp
@@ -43,7 +43,7 @@ class Costs:
 
     @classmethod
     def of(cls, run: RunResult, task: Task | None = None) -> "Costs":
-        """Return the costs of a run; with a task also the accesses to its data sets."""
+        """Return the costs of a run; with `task`, they include the accesses to its data sets."""
         used = {} if task is None else {name: run.work[accesses(name)] for name in task.data.sets}
         return cls(
             run.rounds,

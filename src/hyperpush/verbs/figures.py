@@ -1,4 +1,4 @@
-"""Figures in one style, from panels or axes. They are drawn without pyplot: no display and no global state."""
+"""Draw panels and curves with matplotlib in one style. Without pyplot, no display or global state is needed."""
 
 import html
 import io
@@ -37,14 +37,14 @@ STYLE: Any = {
     "lines.linewidth": 1.4,
     "svg.hashsalt": "hyperpush",
 }
-WIDTH, HEIGHT = 4.8, 3.2  # inches of one panel
-LARGE_HEAT = 12  # rows and columns up to which a heat map shows its numbers
-LARGE_NETWORK = 600  # links up to which each is drawn as an arrow
-NAMED_CLIENTS = 40  # clients up to which a drawn network names them
+WIDTH, HEIGHT = 4.8, 3.2  # size of one panel in inches
+LARGE_HEAT = 12  # a heat map with at most this many rows and columns shows its numbers
+LARGE_NETWORK = 600  # a directed network with at most this many links shows each link as an arrow
+NAMED_CLIENTS = 40  # a drawing of a network with at most this many clients shows their names
 
 
 class Picture(Figure):
-    """A figure that notebooks show."""
+    """A matplotlib figure that notebooks display as an image."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -54,7 +54,7 @@ class Picture(Figure):
 
 @dataclass(frozen=True)
 class Curve:
-    """A labeled line: positions, means, and optionally the spread (one standard deviation) around them."""
+    """A labeled line: positions x, means, and optionally a standard deviation (`spread`) around each mean."""
 
     label: str
     x: Any
@@ -64,14 +64,14 @@ class Curve:
 
 @matplotlib.rc_context(STYLE)
 def panels(columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with `columns` panels side by side."""
+    """Return a new figure with `columns` empty axes side by side, and the list of these axes."""
     figure = Picture(figsize=(4.2 * columns, HEIGHT), layout="constrained")
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 
 @matplotlib.rc_context(STYLE)
 def draw(shown: Sequence[Panel], columns: int = 2) -> Picture:
-    """One figure of all pictures among the panels, `columns` side by side; texts and tables are left out."""
+    """Return one figure of all panels that are pictures, `columns` side by side; texts and tables are left out."""
     drawn = [panel for panel in shown if panel.kind in DRAWN]
     if not drawn:
         raise InvalidInput("plot", "a result without pictures", "one that has some; `panels()` has its tables")
@@ -89,7 +89,7 @@ def draw(shown: Sequence[Panel], columns: int = 2) -> Picture:
 
 @matplotlib.rc_context(STYLE)
 def svg(panel: Panel, prefix: str) -> str:
-    """One panel as an SVG element for a page, without its title. All its ids begin with `prefix`."""
+    """Return one panel as an SVG element for a page, without its title. All ids in the SVG begin with `prefix`."""
     figure = Picture(figsize=_size(panel), layout="constrained")
     draw_panel(figure.subplots(), panel, titled=False)
     file = io.StringIO()
@@ -105,7 +105,7 @@ def svg(panel: Panel, prefix: str) -> str:
 
 @matplotlib.rc_context(STYLE)
 def draw_panel(axes: Axes, panel: Panel, titled: bool = True) -> None:
-    """Draw one panel into axes."""
+    """Draw one panel into the given axes."""
     drawers: Mapping[str, Callable[[Axes, Mapping[str, Any]], None]] = {
         "lines": _draw_lines,
         "bars": _draw_bars,
@@ -119,7 +119,7 @@ def draw_panel(axes: Axes, panel: Panel, titled: bool = True) -> None:
 
 
 def _size(panel: Panel) -> tuple[float, float]:
-    """Width and height of a panel in inches: taller with many rows, wider with many bars."""
+    """Return the width and height of a panel in inches: taller with many rows, wider with many bars."""
     if panel.kind == "heat":
         return WIDTH + 1, min(9.0, max(HEIGHT, 1.2 + 0.3 * len(panel.numbers["rows"])))
     if panel.kind == "shares":
@@ -200,7 +200,7 @@ def _write_cells(axes: Axes, values: np.ndarray, marks: Any, drawn: Any) -> None
     for (row, column), value in np.ndenumerate(values):
         shown = marks[row][column] if marks is not None else f"{value:.2g}" if np.isfinite(value) else ""
         red, green, blue, _ = drawn.cmap(drawn.norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
-        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # brightness as eyes see it (ITU-R BT.601)
+        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # perceived brightness (ITU-R BT.601)
         axes.text(column, row, shown, ha="center", va="center", fontsize=7, color="white" if dark else "black")
 
 
@@ -246,7 +246,7 @@ def _draw_network(axes: Axes, numbers: Mapping[str, Any]) -> None:
 
 
 def _label_axis(axis: Any, labels: Sequence[str], turned: bool = False) -> None:
-    """Name the places of an axis: all of up to 40, else some."""
+    """Label the positions of an axis: all of them up to 40, otherwise at most 40 evenly spaced ones."""
     every = -(-len(labels) // 40)
     long = turned and sum(map(len, labels)) > 40
     options: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
@@ -266,7 +266,7 @@ def _legend(axes: Axes, series: Mapping[str, Any]) -> None:
 def error_curves(
     axes: Axes, curves: Sequence[Curve], *, x_label: str, y_label: str, title: str = "", log_x: bool = False
 ) -> None:
-    """Draw errors on a logarithmic axis: a line for each mean and a band for its spread."""
+    """Draw error curves on a logarithmic axis: for each curve a line of means and a band of one standard deviation."""
     low, high = np.inf, -np.inf
     for curve in curves:
         mean = np.asarray(curve.mean, dtype=float)
@@ -277,7 +277,7 @@ def error_curves(
         high = max(high, np.max(mean + spread, initial=-np.inf))
     axes.set_yscale("log", nonpositive="clip")
     if np.isfinite(low) and np.isfinite(high):
-        # A band down to zero is unbounded on a logarithmic axis; the means set the view.
+        # A band that reaches zero is unbounded on a logarithmic axis, so the means set the lower limit.
         axes.set_ylim(low / 2, high * 2)
     if log_x:
         axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""Evaluate all clients' costs once at the start, and refuse losses that are NaN or infinite."""
+"""Evaluate all clients' costs once at the start of a run, and raise InvalidInput if a loss is NaN or infinite."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ HINT = "finite losses (do labels start at 1? is a logarithm or a division taken 
 
 
 def check_first_costs(task: Task) -> None:
-    """Refuse NaN or infinite losses at the task's params; name the first client and example.
+    """Raise InvalidInput if a loss is NaN or infinite at the task's params; the message names client and example.
 
     A NaN loss often has a finite gradient, so training would continue and end at a wrong point. Private tasks are not
     checked, because the message would reveal an example. The check takes one forward pass over all data.
@@ -38,7 +38,7 @@ def check_first_costs(task: Task) -> None:
 
 
 def _look(given: tuple[Any, ...], donated: PyTree) -> dict[str, tuple[Array, Array]]:
-    """Return by cost a mask of losses that are not finite [clients, examples], and True for scalar losses."""
+    """Return, for each cost, a mask [clients, examples] of non-finite losses, and whether the loss is a scalar."""
     problem, params, hypers, data = given
 
     def of_client(own: tuple[PyTree, ...]) -> dict[str, tuple[Array, Array]]:

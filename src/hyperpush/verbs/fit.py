@@ -1,4 +1,4 @@
-"""The one way from a verb's arguments to a call: checked, together, once."""
+"""Check the arguments of a verb once and together, and make a `Call` from them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,11 +31,11 @@ def fit(
     verb: Callable[..., Any],
     hooks: Sequence[Any] = (),
 ) -> Call:
-    """Return the call of a verb if task, method, network and engine fit together; refuse them otherwise.
+    """Return the call of a verb if task, method, network and engine fit together; raise InvalidInput otherwise.
 
-    An object has checked its own options, and a task its data and costs. The rest is checked here: the method's kind,
-    links, mini-batches, hypers, and that a private task's data leave a client with noise only. The call binds the
-    method once.
+    Objects check their own options when they are made. This function checks what depends on several arguments: the
+    method's kind, the links that the method needs, mini-batch sizes, and hypers. It also checks that a private task's
+    data leave a client only with noise. The call binds the method once.
     """
     check_task(task)
     check_method(method, kind)

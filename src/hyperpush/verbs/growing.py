@@ -1,7 +1,7 @@
-"""Growth of what one party can see: the cost of its own data, and its hypergradient.
+"""Detect a diverging run from one party's own data: its costs or its hypergradient have grown enormously.
 
-Among peers no average tells whether params solve the problem, so these bounds are the only signs of a run that leaves
-for infinity. They compare with the start, and use a party's own data only.
+Peers do not compute an average that shows whether params solve the problem. A party therefore compares its own costs
+with their values at the start of the run, and its hypergradient with a bound.
 """
 
 import jax
@@ -13,13 +13,13 @@ from hyperpush.data.batches import full_batch
 from hyperpush.task.problem import JointCost
 from hyperpush.task.task import Task
 
-GROWTH = 1e6  # multiple of the start above which a number counts as growing
+GROWTH = 1e6  # a cost above this multiple of its start, or a hypergradient above this multiple of its bound, has grown
 
 
 def grown_cost(before: Task, after: Task) -> str:
-    """Return words for a cost of one party's task that is a million times its start's; empty if there is none.
+    """Return a message if a cost of one party's data exceeds a million times its start, else an empty string.
 
-    Private tasks are not checked: the words would reveal a cost.
+    Private tasks are not checked: the message would reveal a cost.
     """
     if before.owner is None or before.privacy is not None:
         return ""
@@ -38,11 +38,11 @@ def _own_costs(task: Task) -> list[tuple[str, float]]:
 
 
 def grown_estimate(task: Task, value: PyTree) -> str:
-    """Return words for a party's hypergradient that is a million times the gradients it is made of; empty if not.
+    """Return a message if a party's hypergradient exceeds a million times a bound on its parts, else an empty string.
 
-    A hypergradient is the outer gradient in the hypers, less the mixed derivative times a solution of a linear system
-    whose right side is the outer gradient in the params. The mixed derivative of a party is bounded by the squares of
-    its data, unless these are small.
+    A hypergradient is the outer gradient in the hypers, minus the mixed derivative times the solution of a linear
+    system. The right side of this system is the outer gradient in the params. The bound takes the square of the party's
+    largest training value, or 1 if that is larger, for the mixed derivative.
     """
     if task.owner is None or task.privacy is not None or isinstance(task.problem.outer, JointCost):
         return ""

@@ -1,8 +1,9 @@
-"""Hooks: observers of a run. They are called between compiled chunks and cannot change its numbers.
+"""Hooks observe a run. They are called between its compiled chunks and cannot change its numbers.
 
-A run without hooks may be one compiled program in place of several, which round differently in the last digits.
+Without hooks, a run may be compiled as one program instead of several chunks. Its last digits may then differ by
+rounding.
 
-Subclass `Hook` and override the methods you need; pass objects to a verb as `hooks=[…]`.
+To write a hook, subclass `Hook` and override the methods you need. Pass hooks to a verb as `hooks=[…]`.
 """
 
 import logging
@@ -40,7 +41,7 @@ class Progress(Hook):
 
 
 class Bar(Hook):
-    """Shows a bar on stderr while a verb runs: steps done, the latest mean cost, and the time left.
+    """Shows a progress bar on stderr while a verb runs: steps done, the latest mean cost, and the time left.
 
     The bar is drawn on terminals only. Elsewhere it prints nothing; use `Log` or `JSONLines` there.
 
@@ -78,17 +79,17 @@ class Bar(Hook):
 
 
 class Log(Hook):
-    """Writes every row's means over clients to the logger `hyperpush`, at level INFO."""
+    """Logs the means over clients of every recorded row, with the logger `hyperpush` at level INFO."""
 
     def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
         LOG.info("%s %d: %s", loop, step, ", ".join(f"{name} {value:.5g}" for name, value in means(values).items()))
 
 
 class JSONLines(Hook):
-    """Appends every row's means over clients to a file, as events of kind `row` (`hyperpush.runs.events`).
+    """Appends the means over clients of every recorded row to a file, as events of kind `row`.
 
     Args:
-        path: The file. A missing file is created.
+        path: The file, with one JSON event per line (`hyperpush.runs.events`). A missing file is created.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""Estimate the hypergradient at given params."""
+"""Estimate the hypergradient at the task's params."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,36 +46,42 @@ def hypergradient(
     throw: bool = False,
     certify: bool = True,
 ) -> Estimate:
-    """Estimate the gradient of the mean outer cost by each client's own hypers.
+    """Estimate the hypergradient of each client: the gradient of the mean outer cost by the client's own hypers.
 
-    Client i receives d F̄ / dλ_i for F̄ = (1/n) Σ_s F_s(x*(λ), λ_s), where x*(λ) is the inner solution that all clients
-    share. Nothing is trained here: the derivative is taken at `task.params`, so solve the inner problem first
-    (`hp.train`) and pass `trained.task`.
+    Client i receives d F̄ / dλ_i for the mean outer cost F̄ = (1/n) Σ_s F_s(x*(λ), λ_s). Here n is the number of
+    clients, F_s the outer cost of client s, and x*(λ) the inner solution that all clients share. The derivative is
+    taken at `task.params`, which are not trained here. Solve the inner problem first with `hp.train`, and pass
+    `trained.task`.
 
     Args:
         task: One client's costs and start, and all clients' data.
         method: The estimator. `method.info` names its network and its target.
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key, as in `hp.train`.
-        links: The clients' estimates of their links, for estimators that reverse them. None takes the estimates from
-            training on this network, or the network's true means if the estimator has `links="means"`.
-        record: By loop, a function of (state, context) of one client whose results go into `history`.
+        links: The clients' estimates of how often their links are up, for estimators that send along reversed links.
+            None takes the estimates from training on this network. With the estimator's option `links="means"`, None
+            takes the network's true means.
+        record: For each loop, by name, a function of one client's (state, context). Its values go into `history`.
+            None records nothing.
         engine: The engine that runs the clients, as in `hp.train`.
         hooks: Observers, as in `hp.train`.
-        seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
-            is of the same class, with a leading seed axis on every array, and has `mean` and `spread`.
-        save: A folder to keep the run in. The same call again resumes it or returns its result.
-        throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
-        certify: True judges the params: a Newton step and a second estimate there show the error of the first. This
-            about doubles the cost of `TreeCG`; for other estimators one machine computes it, uncounted.
+        seeds: Number of runs with keys split from `key`, or a list with one key per run; None makes one run. The result
+            of several runs has the same class and a leading seed axis on every array. Its `mean` and `spread` are the
+            mean and standard deviation over seeds.
+        save: A folder to keep the run in. The same call again resumes the run or returns its result. None keeps
+            nothing.
+        throw: True raises `hp.NotConverged` instead of returning a result that did not converge.
+        certify: True checks that the params solve the inner problem. A Newton step is taken from the params, and a
+            second estimate after this step shows the error of the first. The check about doubles the cost of `TreeCG`.
+            For other estimators, one machine computes the check, and `costs` does not include it.
 
     Returns:
-        An `Estimate` with `value`, `status` and `costs`. The status judges the estimate. `residual` and `disagreement`
-        measure the distance of the task's params from solving the inner problem. `moved` estimates the change of the
-        value if it were solved (`hp.Status`).
+        An `Estimate` with `value`, `status` and `costs`. The fields `residual` and `disagreement` of the status
+        measure the distance of the task's params from solving the inner problem. The field `moved` estimates how much
+        the value would change at the solution (`hp.Status`).
 
     Raises:
-        InvalidInput: The method does not fit the task or network; methods that do are listed.
+        InvalidInput: The method does not fit the task or the network. The message lists methods that fit.
         Diverged: A number became NaN or infinite; the message names the method and the round.
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
@@ -116,7 +122,7 @@ def hypergradient(
 
 
 def _private_records(task: Task, record: Recorders | None) -> Recorders | None:
-    """Return the recorders; on a private task, refuse those that pass data on without noise."""
+    """Return the recorders; on a private task, raise InvalidInput if one passes data on without noise."""
     if record is None or task.privacy is None:
         return record
     return {name: Recorder(without_data(each.f), each.entry) for name, each in recorders_of(record).items()}

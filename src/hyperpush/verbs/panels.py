@@ -1,4 +1,4 @@
-"""Panels: the pictures, tables and sentences of a result as plain numbers. Drawing is in `hyperpush.verbs.figures`."""
+"""Panels hold the pictures, tables and sentences of a result as plain data; `hyperpush.verbs.figures` draws them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ Values = Sequence[Any] | np.ndarray
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of a page or figure; the functions of this module make it.
+    """One part of a report page or figure: a picture, a table or sentences. The functions of this module make panels.
 
     Attributes:
         title: The heading.
         kind: `"text"`, `"table"`, `"lines"`, `"bars"`, `"heat"`, `"shares"`, `"network"` or `"image"`.
-        numbers: The content as data for JSON: lists, strings and finite numbers; None for missing numbers.
-        note: A sentence below it.
+        numbers: The content in a form that JSON can store: lists, strings and finite numbers; None for missing numbers.
+        note: A sentence below the content; an empty string for none.
     """
 
     title: str
@@ -38,12 +38,12 @@ class Panel:
             raise unknown(f"panel {self.title!r}.kind", self.kind, get_args(Kind))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the panel as data for JSON."""
+        """Return the panel as a dictionary that JSON can store."""
         return asdict(self)
 
 
 class Pictured:
-    """Base of objects that can be drawn and put on a page: define `panels()`."""
+    """Base class of objects that can be drawn or put on a report page; subclasses define `panels()`."""
 
     def panels(self) -> list[Panel]:
         """Return the result's pictures, tables and sentences, each with a title, a kind and its numbers.
@@ -65,7 +65,7 @@ class Pictured:
 
 
 def drawing() -> Any:
-    """Import and return the module that draws; name the extra if matplotlib is missing."""
+    """Import and return `hyperpush.verbs.figures`; if matplotlib is missing, the error names the extra to install."""
     require("matplotlib", EXTRA)
     from hyperpush.verbs import figures
 
@@ -73,12 +73,12 @@ def drawing() -> Any:
 
 
 def text(title: str, *sentences: str, tone: Literal["good", "bad", "plain"] = "plain", note: str = "") -> Panel:
-    """Sentences, one paragraph each; pages color them by their tone."""
+    """Return a panel of sentences, one paragraph each, which pages color by `tone`."""
     return Panel(title, "text", {"sentences": list(sentences), "tone": tone}, note)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, note: str = "") -> Panel:
-    """Rows under named columns."""
+    """Return a panel with a table: rows of values under named columns."""
     made = [[plain(value) for value in row] for row in rows]
     for row in made:
         _check_length(title, row, columns)
@@ -97,7 +97,10 @@ def lines(
     log: bool = False,
     note: str = "",
 ) -> Panel:
-    """A line per series over shared positions, with a band from `low` to `high` for the series named there."""
+    """Return a panel with one line per series over shared positions `x`.
+
+    Series named in `low` and `high` also get a band between these values.
+    """
     found = {"x": plain(x), "series": _series(title, series, x), "low": _series(title, low, x)}
     found |= {"high": _series(title, high, x), "x_label": x_label, "y_label": y_label, "log": log}
     return Panel(title, "lines", found, note)
@@ -114,17 +117,18 @@ def bars(
     y_label: str = "",
     note: str = "",
 ) -> Panel:
-    """A group of bars per label, one bar per series, with intervals for the series named in `low` and `high`.
+    """Return a panel with one group of bars per label, and in each group one bar per series.
 
     Args:
         title: The heading.
         labels: Names of the groups, such as parties.
-        series: By name, one value per label. None or NaN leaves a gap.
-        low: By name of a series, the lower ends of its intervals.
-        high: By name of a series, the upper ends.
-        marks: A word per label that colors the bars of a single series, such as a verdict; None: one color per series.
-        y_label: The unit of the values.
-        note: A sentence below.
+        series: For each series, its values, one per label. None or NaN leaves a gap.
+        low: For each series with intervals, the lower ends of these intervals. None: no series has intervals.
+        high: For each series with intervals, the upper ends of these intervals.
+        marks: One word per label, such as a verdict, that colors the bars of a single series. None gives each series
+            its own color.
+        y_label: Label of the vertical axis, such as the unit of the values.
+        note: A sentence below the bars.
     """
     if marks is not None and len(series) != 1:
         raise InvalidInput(f"panel {title!r}.marks", f"{len(series)} series", "one series where marks color the bars")
@@ -147,9 +151,10 @@ def heat(
     marks: Sequence[Sequence[str]] | None = None,
     note: str = "",
 ) -> Panel:
-    """A table of numbers as colors, [rows, columns]; values of both signs are colored around 0.
+    """Return a panel with a heat map: the numbers of a table [rows, columns] as colors.
 
-    `marks` are texts in the cells; without them small tables show their numbers. None or NaN leaves a cell empty.
+    If values of both signs occur, the color scale is symmetric around 0. `marks` are texts in the cells; without marks,
+    small heat maps show their numbers. None or NaN leaves a cell empty.
     """
     made = [plain(row) for row in values]
     _check_length(title, made, rows)
@@ -168,7 +173,10 @@ def shares(
     counts: Sequence[int] | None = None,
     note: str = "",
 ) -> Panel:
-    """A stacked bar per label, split by parts; each bar is divided by its sum. `counts` stand beside the labels."""
+    """Return a panel with one stacked bar per label, which shows the share of each part in percent.
+
+    `counts` are shown in parentheses beside the labels; None shows none.
+    """
     found = {"labels": [str(each) for each in labels], "parts": _series(title, parts, labels)}
     if counts is not None:
         _check_length(title, counts, labels)
@@ -176,7 +184,10 @@ def shares(
 
 
 def network(title: str, names: Sequence[str], links: Sequence[tuple[int, int, float]], *, directed: bool) -> Panel:
-    """Clients on a circle and the links among them: (sender, receiver, share of the time that the link is up)."""
+    """Return a panel that draws clients on a circle and the links among them.
+
+    Each link is a tuple (sender, receiver, share of the time that the link is up).
+    """
     found = {"names": [str(each) for each in names], "links": plain(links), "directed": directed}
     up = [each[2] for each in links]
     note = f"{len(names)} clients, {len(links)} {'one-way' if directed else 'two-way'} links"
@@ -186,12 +197,12 @@ def network(title: str, names: Sequence[str], links: Sequence[tuple[int, int, fl
 
 
 def image(title: str, path: Path, *, note: str = "") -> Panel:
-    """A PNG file, placed in the page."""
+    """Return a panel that places a PNG file in the page."""
     return Panel(title, "image", {"path": str(path)}, note)
 
 
 def plain(value: Any) -> Any:
-    """Return numbers, arrays and sequences as data for JSON: lists, with None for numbers that are not finite."""
+    """Return numbers, arrays and sequences in a form that JSON can store: lists, with None for non-finite numbers."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Measurements during a run, and the history made from them."""
+"""Record measurements during a run, and make a `History` from them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,11 +23,11 @@ from hyperpush.verbs.results import RESERVED, History
 
 Metrics = Mapping[str, Cost | tuple[str, Cost]]
 ROWS = 200  # approximate default number of rows of a history
-HYPERS = 10_000_000  # limit of a history's hypers: numbers of all clients in all rows
+HYPERS = 10_000_000  # a history includes hypers up to this many numbers, counted over all clients and rows
 
 
 class Measured(eqx.Module):
-    """Measurements of one client after a step: its outer cost, its metrics, its hypers."""
+    """Function that measures one client after a step: its outer cost, its metrics and its hypers."""
 
     problem: Problem
     metrics: tuple[tuple[str, str, Cost], ...]  # (name, data set, metric)
@@ -56,9 +56,10 @@ class Measured(eqx.Module):
 
 @no_type_check
 def recorder(task: Task, metrics: Metrics | None, rows: int = 0, last: int = 0) -> Recorder:
-    """Return the recorder of a loop: costs unless the task is private, metrics, and hypers if `rows` of them fit.
+    """Return the recorder of a loop, which measures metrics, costs and hypers.
 
-    Iteration `last` has a row even if it is not due; 0: no such iteration.
+    It leaves out costs of private tasks and joint outer costs. It records hypers if `rows` rows of them have at most
+    `HYPERS` numbers. Iteration `last` is always recorded; with `last=0`, only every `every`-th iteration.
     """
     wanted = checked_metrics(task, metrics)
     numbers = rows * sum(leaf.size for leaf in jax.tree.leaves(task.hypers))
@@ -68,7 +69,10 @@ def recorder(task: Task, metrics: Metrics | None, rows: int = 0, last: int = 0) 
 
 
 def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ...]:
-    """Return metrics as (name, data set, function); refuse invalid metrics, and all metrics on a private task."""
+    """Return the metrics as tuples (name, data set, function).
+
+    Invalid metrics raise InvalidInput, and so does any metric on a private task.
+    """
     if metrics is None:
         return ()
     if not isinstance(metrics, Mapping):
@@ -91,7 +95,10 @@ def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ..
 
 
 def rows_apart(steps: int) -> int:
-    """Return the steps between two rows, for about `ROWS` of them at most: a divisor of the steps, if there is one."""
+    """Return the number of steps between recorded rows that gives at most about `ROWS` rows.
+
+    The result divides `steps` if a suitable divisor exists.
+    """
     if steps <= ROWS:
         return 1
     least = -(-steps // ROWS)
@@ -99,7 +106,7 @@ def rows_apart(steps: int) -> int:
 
 
 def finite_history(run: Rows, loop: str, recorder: Recorder, every: int) -> History | None:
-    """Return a loop's rows before the first that is not finite; None if the loop was not recorded."""
+    """Return the recorded rows of a loop before its first non-finite row; None if the loop was not recorded."""
     if loop not in run.history:
         return None
     leaves = jax.tree.leaves(run.history[loop])
@@ -112,7 +119,7 @@ def finite_history(run: Rows, loop: str, recorder: Recorder, every: int) -> Hist
 
 
 def history_of(run: RunResult | Rows, loop: str, recorder: Recorder, every: int) -> History:
-    """Return the recorded rows of a loop."""
+    """Return the recorded rows of a loop as a `History`, which is empty if the loop was not recorded."""
     rows, clock = run.history.get(loop), run.clocks.get(loop)
     if rows is None or clock is None:
         none = np.zeros(0, np.int64)
@@ -123,7 +130,7 @@ def history_of(run: RunResult | Rows, loop: str, recorder: Recorder, every: int)
 
     norm = on_host(rows["norm"]) if "norm" in rows else None
     if norm is not None and len(norm):
-        norm[0] = np.nan  # the start does not have a hypergradient
+        norm[0] = np.nan  # no hypergradient has been computed at the start
     return History(
         np.array([recorder.iteration(row, every) for row in range(len(clock.step))], np.int64),
         clock.rounds,

@@ -1,4 +1,4 @@
-"""Panels that results of all verbs share: status in words, costs, history, hypers by client and the network."""
+"""Make the panels that results of all verbs share: status, costs, history, hypers by client, and the network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -15,8 +15,8 @@ from hyperpush.verbs import panels
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.panels import Panel
 
-SMALL = 64  # clients up to which networks are drawn, with random links weighted by their frequency
-ENTRIES = 64  # numbers of one client's hypers up to which each is shown
+SMALL = 64  # networks of at most this many clients are drawn
+ENTRIES = 64  # an array with at most this many numbers per client is shown number by number
 UNITS = {
     "rounds": "rounds of communication",
     "floats": "numbers sent by each client (a message to several receivers counts once)",
@@ -29,7 +29,7 @@ UNITS = {
 
 
 def status_panel(status: Status) -> Panel:
-    """Return the status as sentences: the verdict, the cause, and the numbers behind it."""
+    """Return the panel of a status: sentences with the verdict, its cause, and the numbers that led to it."""
     tone: Any = {True: "good", False: "bad", None: "plain"}[status.converged]
     return panels.text("Status", *status_words(status), tone=tone)
 
@@ -58,7 +58,7 @@ def status_words(status: Status) -> list[str]:
 
 
 def costs_panel(costs: Costs) -> Panel:
-    """Return every count of the costs with its meaning."""
+    """Return a table of all counts in the costs that are not 0, each with its meaning."""
     rows = [[UNITS[each.name], getattr(costs, each.name)] for each in fields(costs) if each.name in UNITS]
     rows += [[f"of these, on the data set {name!r}", count] for name, count in costs.accesses.items()]
     return panels.table("Costs", ("quantity", "count"), [row for row in rows if row[1]])
@@ -70,7 +70,10 @@ def privacy_panel(budget: Any) -> list[Panel]:
 
 
 def history_panels(columns: Mapping[str, np.ndarray], spread: Mapping[str, np.ndarray]) -> list[Panel]:
-    """Lines by step of a history's columns: means over clients, and bands over the clients named in `spread`."""
+    """Return one panel of lines for each column of a history: its mean over clients by step.
+
+    Columns named in `spread` also get a band from the smallest to the largest value of a client.
+    """
     steps = columns["step"]
     if len(steps) < 2:
         return []
@@ -91,22 +94,22 @@ def history_panels(columns: Mapping[str, np.ndarray], spread: Mapping[str, np.nd
 
 
 def spans_decade(values: np.ndarray) -> bool:
-    """True if the values are positive and their ratio exceeds 10, so that a logarithmic axis helps."""
+    """Return True if all values are positive and the largest exceeds 10 times the smallest: use a logarithmic axis."""
     known = values[np.isfinite(values)]
     return bool(known.size and known.min() > 0 and known.max() > 10 * known.min())
 
 
 def _band(values: np.ndarray | None) -> tuple[Any, Any]:
-    """Return the least and the largest value in every row of [rows, clients]; None for a single client."""
+    """Return the smallest and the largest value in every row of [rows, clients]; None for a single client."""
     if values is None or values.ndim != 2 or values.shape[1] < 2:
         return None, None
     return {"mean over clients": values.min(axis=1)}, {"mean over clients": values.max(axis=1)}
 
 
 def by_client(title: str, names: Sequence[str], tree: PyTree) -> list[Panel]:
-    """Return one panel per leaf of a tree with clients on axis 0.
+    """Return one panel for each numeric leaf of a tree with clients on axis 0.
 
-    Single numbers become bars, up to 64 numbers a heat map, and more numbers a table of ranges.
+    A leaf with one number per client becomes bars, up to 64 numbers a heat map, and more numbers a table of ranges.
     """
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -118,7 +121,7 @@ def by_client(title: str, names: Sequence[str], tree: PyTree) -> list[Panel]:
 
 
 def leaf_panel(title: str, names: Sequence[str], values: np.ndarray) -> Panel:
-    """One array [clients, …] as bars, a heat map or a table of ranges."""
+    """Return the panel of one array [clients, …]: bars, a heat map or a table of ranges, depending on its size."""
     rows = values.reshape(len(values), -1)
     if rows.shape[1] == 1:
         return panels.bars(title, names, {"": rows[:, 0]})
@@ -133,7 +136,7 @@ def leaf_panel(title: str, names: Sequence[str], values: np.ndarray) -> Panel:
 
 
 def network_panel(network: Network, names: Sequence[str]) -> Panel:
-    """Return the network drawn, with links weighted by their frequency; above 64 clients a sentence."""
+    """Return the panel of a network: a drawing that shows how often each link is up; above 64 clients a sentence."""
     kind = type(network).__name__
     title = f"Network: {kind}"
     if network.clients > SMALL:

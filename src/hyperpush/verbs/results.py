@@ -1,4 +1,4 @@
-"""Results of the verbs: values, their reliability and their costs."""
+"""Results of the verbs: their values, a status that says how reliable they are, and their costs."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ RESERVED = ("step", "rounds", "floats", "cost", "hypergradient_norm", "watched")
 
 
 class Own(NamedTuple):
-    """One client's part of a result."""
+    """One client's part of a result: its name, params and hypers."""
 
     name: str
     params: PyTree
@@ -35,20 +35,20 @@ class Own(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """One row for the start and one for every `every`-th step; clients on axis 1.
+    """Measurements recorded during a run: one row for the start and one for every `every`-th step.
 
-    Where `hp.solve` chooses `every`, the last step has a row, too.
-
-    With every algorithm, row t holds the params that were trained for the hypers of row t.
+    If `hp.solve` chooses `every`, the last step also has a row. For all algorithms, a row measures the params together
+    with the hypers for which these params were trained. Arrays have rows on axis 0 and clients on axis 1.
 
     Attributes:
         steps: The step of each row; 0 is the start.
-        rounds: Rounds of communication so far.
-        floats: Numbers that each client has sent so far.
+        rounds: Communication rounds from the start to each row.
+        floats: Numbers that each client has sent from the start to each row.
         recorded_cost: The values of `cost`; None for private runs and joint outer costs.
         metrics: Each client's own metrics, by name.
         hypers: Each client's hypers; None if they would take too much memory.
-        hypergradient_norm: The size of the hypergradient that led here; None for algorithms without one.
+        hypergradient_norm: The norm of each client's hypergradient in the step that ended at the row. None for
+            algorithms without a hypergradient.
         watched: The mean metric that early stopping used, the same at all clients; None without early stopping.
     """
 
@@ -66,14 +66,14 @@ class History:
 
     @property
     def cost(self) -> Float[np.ndarray, "..."]:
-        """Each client's outer cost F_i in every row; an error for private runs and joint outer costs."""
+        """Each client's outer cost in every row. Private runs and joint outer costs raise InvalidInput."""
         if self.recorded_cost is None:
             allowed = "a run whose outer cost is each client's own, on a task that is not private"
             raise InvalidInput("history.cost", "a history without costs", allowed)
         return self.recorded_cost
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return the rows as a table of means over clients."""
+        """Return the history as columns of means over clients, by name."""
         found: dict[str, Any] = {"step": self.steps, "rounds": self.rounds, "floats": self.floats}
         own = {"hypergradient_norm": self.hypergradient_norm, "watched": self.watched}
         more = {"cost": self.recorded_cost, **self.metrics, **own}
@@ -83,11 +83,11 @@ class History:
         return found
 
     def to_pandas(self) -> Any:
-        """Return the rows as a data frame: one row per step, means over clients."""
+        """Return the history as a pandas data frame with one row per recorded step and means over clients."""
         return table(self.columns())
 
     def panels(self) -> list[Panel]:
-        """Return cost and metrics by step as lines."""
+        """Return panels that show the cost, the metrics and the other columns by step, as lines."""
         spread = dict(self.metrics) if self.recorded_cost is None else {**self.metrics, "cost": self.recorded_cost}
         return shown.history_panels(self.columns(), spread)
 
@@ -96,7 +96,7 @@ class History:
 
 
 def table(columns: Mapping[str, Sequence[Any] | np.ndarray]) -> Any:
-    """Return a pandas data frame."""
+    """Return a pandas data frame with these columns; raise InvalidInput if pandas is not installed."""
     try:
         pandas = import_module("pandas")
     except ImportError:
@@ -106,13 +106,13 @@ def table(columns: Mapping[str, Sequence[Any] | np.ndarray]) -> Any:
 
 @dataclass(frozen=True)
 class Result(Pictured):
-    """Base of the results of all verbs.
+    """Base class of the results of all verbs.
 
     Attributes:
-        task: The task at the point reached, for the next verb.
-        status: The verdict on the result, with its reason.
+        task: The task with the params and hypers that this run reached; pass it to the next verb.
+        status: Whether the result converged, and why or why not.
         costs: Communication and computation of each client.
-        seeds: Number of runs, on a leading axis of every array; 0: one run, without that axis.
+        seeds: Number of runs, which is the size of the leading axis of every array. 0 means one run without that axis.
     """
 
     task: Task
@@ -122,17 +122,20 @@ class Result(Pictured):
 
     @property
     def _clients(self) -> int:
-        """The axis of the clients."""
+        """The axis of the clients in every array: 1 behind a seed axis, else 0."""
         return 1 if self.seeds else 0
 
     @property
     def mean(self: AnyResult) -> AnyResult:
-        """The mean over seeds, in the same class. Verbs refuse its `task`, which belongs to several runs."""
+        """The mean over seeds, a result of the same class.
+
+        Verbs do not accept its `task`, because several runs lack a single end point.
+        """
         return self._over_axis(np.mean)
 
     @property
     def spread(self: AnyResult) -> AnyResult:
-        """The standard deviation over seeds, in the same class; 0 for one seed."""
+        """The standard deviation over seeds, a result of the same class; 0 for one seed."""
         return self._over_axis(np.std)
 
     def _over_axis(self: AnyResult, reduce: Any) -> AnyResult:
@@ -145,7 +148,7 @@ class Result(Pictured):
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the result, from its status; empty without any."""
+        """Reasons to doubt the result, taken from its status; empty if there are none."""
         return self.status.warnings
 
     @property
@@ -155,11 +158,11 @@ class Result(Pictured):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the clients, in the order of the rows of every array."""
+        """Names of the clients, in the order of the client axis of every array."""
         return self.task.names if self.task.owner is None else (self.task.names[self.task.owner],)
 
     def facts(self) -> list[str]:
-        """Return the facts that `repr` shows besides status and costs."""
+        """Return the facts that `repr` shows in addition to the status and the costs."""
         count = self.task.clients
         said = [f"{self.seeds} seeds"] if self.seeds else []
         said.append(f"{count} clients" if self.task.owner is None else f"client {self.names[0]!r}")
@@ -168,7 +171,7 @@ class Result(Pictured):
         return said if self.privacy is None else [*said, str(self.privacy)]
 
     def __repr__(self) -> str:
-        # Without arrays, so that the line fits on a screen for a million params, too.
+        # Arrays are left out, so that the text stays short even with a million params.
         said = [", ".join(self.facts()), str(self.costs)]
         said = [*said, str(self.status)] if self.status.converged is False else [said[0], str(self.status), said[1]]
         return f"{type(self).__name__}({'; '.join(said)})"
@@ -184,7 +187,7 @@ class Result(Pictured):
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
     def panels(self) -> list[Panel]:
-        """Return status in words, costs, the verb's values, and the network drawn.
+        """Return panels with the status in words, the costs, the values of the result, and a drawing of the network.
 
         Returns:
             Panels, each with a title, a kind and its numbers. A result of several seeds shows means over seeds.
@@ -203,11 +206,11 @@ class Result(Pictured):
         return [*about, *found.own_panels(), *drawn]
 
     def own_panels(self) -> list[Panel]:
-        """Return the panels of this class of results; `panels` puts them between the costs and the network."""
+        """Return the panels that only this class of results has; `panels` puts them between costs and network."""
         return []
 
     def by_client(self, title: str, tree: PyTree) -> list[Panel]:
-        """Return panels of a tree with one entry per client, by name."""
+        """Return panels of a tree with clients on axis 0, labeled by the clients' names."""
         stacked = tree if self.task.owner is None else jax.tree.map(lambda leaf: leaf[None], tree)
         return shown.by_client(title, self.names, stacked)
 
@@ -222,11 +225,11 @@ class Result(Pictured):
 
 @dataclass(frozen=True, repr=False)
 class Training(Result):
-    """The end of training.
+    """Result of `hp.train`: the trained params of all clients.
 
     Attributes:
-        params: Every client's params, clients on axis 0.
-        history: Metrics by step; None without metrics and `every`.
+        params: Every client's params, with clients on axis 0.
+        history: Metrics by step; None if `hp.train` got neither `metrics` nor `every`.
 
     Example:
         >>> import hyperpush as hp
@@ -249,7 +252,10 @@ class Training(Result):
 
     @property
     def links(self) -> LinkEstimates | None:
-        """The clients' estimates of their links; None if the method makes none. Estimators read them from `task`."""
+        """The clients' estimates of their links; None if the method makes none.
+
+        Hypergradient estimators that need these estimates read them from `task`.
+        """
         return None if self.task.point is None else self.task.point.links
 
     def client(self, name: str | int) -> Own:
@@ -259,10 +265,11 @@ class Training(Result):
 
 @dataclass(frozen=True, repr=False)
 class Estimate(Result):
-    """Every client's hypergradient.
+    """Result of `hp.hypergradient`: the estimated hypergradient of every client.
 
     Attributes:
-        value: Each client's d F̄ / dλ_i: a pytree like `task.hypers`, with clients on axis 0.
+        value: For each client i, the derivative d F̄ / dλ_i of the mean outer cost F̄ by its own hypers λ_i. The pytree
+            has the structure of `task.hypers`, with clients on axis 0.
         history: Recorded values by loop; empty without `record`.
 
     Example:
@@ -286,14 +293,14 @@ class Estimate(Result):
 
 @dataclass(frozen=True, repr=False)
 class Solution(Result):
-    """The end of a bilevel algorithm.
+    """Result of `hp.solve`: the params and hypers of all clients after a bilevel algorithm.
 
     Attributes:
-        params: Every client's params, clients on axis 0: the approximate inner solution for `hypers`.
-        hypers: Every client's hypers, clients on axis 0; with early stopping, the hypers of the best step.
+        params: Every client's params, with clients on axis 0: the approximate inner solution for `hypers`.
+        hypers: Every client's hypers, with clients on axis 0; with early stopping, the hypers of the best step.
         history: Cost, metrics, rounds and floats by step.
-        best_step: The number of steps that lead to `hypers`.
-        personal: Names of entries of the hypers that stayed personal in a task with `common=True`.
+        best_step: The number of outer steps from the start to `hypers`.
+        personal: Names of the hypers that each client kept for itself in a task with `common=True`.
 
     Example:
         >>> import hyperpush as hp
@@ -312,7 +319,10 @@ class Solution(Result):
 
     @property
     def hyper(self) -> PyTree:
-        """The common hyper for `common=True`: the mean over clients, without `personal` entries."""
+        """The common hyper of a task with `common=True`: the mean of `hypers` over clients.
+
+        Entries named in `personal` are left out.
+        """
         if not self.task.common:
             raise InvalidInput("hyper", "a task without common=True", "`hypers`: every client has its own")
         own, tree = self.personal, self.hypers
@@ -340,11 +350,11 @@ class Solution(Result):
 
 
 def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple[int, int] = (0, 0)) -> Own:
-    """Return one client's part of stacked params and hypers, with clients on these axes."""
+    """Return one client's part of stacked params and hypers; `axes` are their client axes."""
     number = task.client(name)
     if task.owner is not None:
         if number != task.owner:
-            raise InvalidInput("client", name, f"{task.names[task.owner]!r}, whose result this is")
+            raise InvalidInput("client", name, f"{task.names[task.owner]!r}: the result holds only this client")
         return Own(task.names[number], params, hypers)
 
     def rows(tree: PyTree, axis: int) -> PyTree:
@@ -355,7 +365,10 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple
 
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
-    """Return several runs as one result with a leading seed axis, the worst status and the largest costs."""
+    """Return the results of several runs as one result with a leading seed axis.
+
+    Its status is the worst of the runs, and each cost is the largest of the runs.
+    """
     first, status = results[0], Status.of_all([each.status for each in results])
     numbers = [each.name for each in fields(Costs) if each.name != "accesses"]
     largest = {name: max(getattr(each.costs, name) for each in results) for name in numbers}
@@ -371,7 +384,7 @@ def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
 
 
 def _arrays(result: Result) -> list[str]:
-    """Return the fields of a result that hold arrays."""
+    """Return the names of the fields of a result that hold arrays."""
     others = ("task", "status", "costs", "seeds", "best_step", "personal")
     return [each.name for each in fields(result) if each.name not in others]
 

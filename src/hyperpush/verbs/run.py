@@ -1,4 +1,4 @@
-"""Run a program outside of a method, checked and counted like the verbs."""
+"""Run a program that is not part of a method. Arguments are checked and messages counted as for the verbs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +19,11 @@ from hyperpush.verbs.costs import Costs
 
 @dataclass(frozen=True)
 class Ran:
-    """The end of a program.
+    """Result of `hp.extend.run`: the clients' states at the end of a program.
 
     Attributes:
         states: The final states, with clients on axis 0; with `hp.Peers(…)` the party's state, without that axis.
-        costs: Rounds, and the floats and bytes that each client sent.
+        costs: Communication rounds, and the numbers and bytes that each client sent.
 
     Example:
         >>> import jax.numpy as jnp
@@ -49,15 +49,17 @@ def run(
 ) -> Ran:
     """Run a program for all clients, and count its messages.
 
-    **Use it** for computations among clients without a method: means, spectra, statistics. **Avoid it** on private
-    data: it neither adds noise nor counts releases.
+    **Use it** for computations among clients that need no method, such as means, spectra or statistics. **Avoid it** on
+    private data: it neither adds noise nor counts releases.
 
     Args:
         program: A program of `hp.programs`.
-        data: Each client's data, with clients on axis 0, as `ctx.data` shows them; `{}` for none.
+        data: All clients' data, with clients on axis 0. Each client reads its own part as `ctx.data`. `{}` for a
+            program without data.
         network: The network: its links, and the rounds in which they are up.
-        key: An integer or a JAX key; it determines draws and random links.
-        states: Each client's first state, with clients on axis 0; with `hp.Peers(…)` the party's.
+        key: An integer or a JAX key; it determines random draws and random links.
+        states: Each client's initial state, with clients on axis 0. With `hp.Peers(…)`, the party's state without that
+            axis.
         engine: The engine that runs the clients.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Several problems that share data and messages, trained in one run."""
+"""Train several problems that share data and messages in one run: `hp.train` with `runs=`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ from hyperpush.verbs.results import Result
 
 @dataclass(frozen=True, repr=False)
 class Trainings(Result):
-    """The end of several trainings that shared every message.
+    """Result of `hp.train` with `runs=`: several trainings that shared every message.
 
     Attributes:
-        params: The params of each run: runs on axis 0, clients on axis 1.
-        errors: Relative distance of each run from its solution; None if it is unknown.
-        statuses: The verdict on each run. `status` covers all runs.
-        hypers: The hypers of each run, on axis 0.
+        params: The params of all runs, with runs on axis 0 and clients on axis 1.
+        errors: Relative distance of each run's params from their solution; None if the distance is unknown.
+        statuses: The status of each run. The field `status` covers all runs.
+        hypers: The hypers of all runs, with runs on axis 0 and clients on axis 1.
 
     Example:
         >>> import hyperpush as hp
@@ -64,23 +64,28 @@ class Trainings(Result):
 
 
 def check_alone(**options: Any) -> None:
-    """Refuse options that several runs at once do not support."""
+    """Raise InvalidInput if an option is set that `runs=` does not support."""
     for name, given in options.items():
         if given is not None:
             raise InvalidInput(name, given, "None beside runs=, which supports neither a history nor seeds per run")
 
 
 def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:
-    """Refuse params of another shape than the task's, which verbs cannot judge."""
+    """Raise InvalidInput unless a solver returned params of the task's shape; verbs cannot judge other params."""
     got, allowed = (jax.tree.map(jnp.shape, tree) for tree in (found, wanted))
     if jax.tree.structure(found) != jax.tree.structure(wanted) or got != allowed:
         raise InvalidInput(
-            "method", f"{type(method).__name__}, which ends with params of {got}", f"the task's: {allowed}"
+            "method",
+            f"{type(method).__name__}, which returns params of shape {got}",
+            f"a method that keeps the shape of the task's params, {allowed}",
         )
 
 
 def train_runs(call: Call, runs: Sequence[Any], throw: bool, certify: bool | None = True) -> Trainings:
-    """Train all runs from the task's params, as one. With `certify=None` the solver's own verdicts stand."""
+    """Train all runs from the task's params in one program.
+
+    With `certify=None`, the statuses are those that the solver itself reports.
+    """
     task = call.task
     hypers = stack_hypers(task, runs)
     if task.privacy is not None:
@@ -117,7 +122,7 @@ def _pick(tree: PyTree, run: int) -> PyTree:
 
 
 def stack_hypers(task: Task, runs: Sequence[Any]) -> PyTree:
-    """Return the hypers of all runs, on axis 0; refuse hypers of another form than the task's."""
+    """Return the hypers of all runs, stacked on axis 0; raise InvalidInput if their shapes differ from the task's."""
     if isinstance(runs, str) or not isinstance(runs, Sequence) or not len(runs):
         raise InvalidInput("runs", type(runs).__name__, "a list of hypers, one for each run")
     shapes = [jax.tree.map(jnp.shape, each) for each in (task.hypers, *runs)]

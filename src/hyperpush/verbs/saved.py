@@ -1,4 +1,4 @@
-"""Readers of run folders and of the models in them; `hyperpush.runs.folder` lists the content of a folder."""
+"""Read run folders and the models in them; `hyperpush.runs.folder` lists the content of a folder."""
 
 import json
 import tomllib
@@ -31,10 +31,10 @@ from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
 from hyperpush.verbs.task_digests import check_same_task
 
-FORMAT = 2  # version of the format of a verb's folder
-SETS = ("params", "hypers", "value")  # sets of models in a verb's result
+FORMAT = 2  # version of the format of folders that verbs write
+SETS = ("params", "hypers", "value")  # possible sets of models in the folder of a verb's run
 CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
-# Sets of models without which a result cannot be made.
+# For each class of results, the sets of models that are required to read it.
 NEEDED: dict[type[Result], tuple[str, ...]] = {
     Training: ("params",),
     Estimate: ("value",),
@@ -45,12 +45,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run(Pictured):
-    """A finished run: its arguments, its result, its events and its models. `hp.load` makes it.
+    """A finished run, read from its folder by `hp.load`: its arguments, result, events and models.
 
     Attributes:
-        path: Its folder.
+        path: The run's folder.
         about: The content of `result.json`.
-        task: The task that a verb's run was loaded with; None: arrays come by name.
+        task: The task that `hp.load` was called with; None if there was none, in which case arrays come by name.
     """
 
     path: Path
@@ -59,17 +59,17 @@ class Run(Pictured):
 
     @property
     def call(self) -> dict[str, Any]:
-        """The call of a verb's run; else empty."""
+        """The arguments of a verb's run, as `call.json` holds them; empty for other runs."""
         return _parse(self.path, CALL, json.loads) if (self.path / CALL).is_file() else {}
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The options of a study or spec; else empty."""
+        """The options of a study or spec; empty for a verb's run."""
         return _parse(self.path, CONFIG, tomllib.loads) if (self.path / CONFIG).is_file() else {}
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """The events of the run, in order; empty for a verb's run."""
+        """The events of the run in the order of writing; empty for a verb's run."""
         return read_events(self.path / METRICS) if (self.path / METRICS).is_file() else []
 
     @property
@@ -94,12 +94,12 @@ class Run(Pictured):
 
     @property
     def params(self) -> dict[str, PyTree]:
-        """Every saved set of models, by name."""
+        """All saved sets of models, by name (such as `params` and `hypers`)."""
         folder = self.path / MODELS
         return {each.name: self.models(each.name) for each in sorted(folder.iterdir())} if folder.is_dir() else {}
 
     def models(self, name: str) -> PyTree:
-        """Return one saved set of models: nested dicts by path, whose arrays have the client axis first."""
+        """Return one saved set of models as nested dicts by path, with clients on axis 0 of every array."""
         arrays = self.arrays(name)
         if set(arrays) == {""}:
             return arrays[""]
@@ -113,14 +113,18 @@ class Run(Pictured):
         return tree
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """Return one saved set of models: all owners' arrays by their path, owners on axis 0."""
+        """Return one saved set of models as a flat dict of arrays by path, with clients on axis 0 of every array."""
         if not (self.path / MODELS / name).is_dir():
             raise unknown("models", name, (each.name for each in (self.path / MODELS).glob("*")))
         return load_models(self.path / MODELS / name, self.about.get("names"))
 
     @cached_property
     def result(self) -> Any:
-        """The verb's result in the task's pytrees; without a task its arrays by name; for a study `result.json`."""
+        """The result of the run.
+
+        For a verb's run that was loaded with a task, this is the result object, in the task's pytrees. For a verb's run
+        without a task, it is a dict of arrays by name. For a study, it is the content of `result.json`.
+        """
         present = [name for name in SETS if (self.path / MODELS / name).is_dir()]
         if self.task is None:
             return {name: self.arrays(name) for name in present} if self.call else dict(self.about)
@@ -143,7 +147,10 @@ class Run(Pictured):
         return Solution(*shared, params, trees["hypers"], history, self.about["best_step"], personal)
 
     def _point(self) -> LastPoint | None:
-        """Return the end point for the next run on this network; None if the network cannot be rebuilt."""
+        """Return the end point of the run, from which the next run on its network continues.
+
+        None if the folder does not describe a network that can be rebuilt.
+        """
         about = dict(self.about.get("point", {}))
         network = about.pop("network", None)
         if not isinstance(network, Mapping):
@@ -157,7 +164,7 @@ class Run(Pictured):
 
     @property
     def history(self) -> History | None:
-        """Cost and metrics by step of a verb's run; None without them."""
+        """Cost and metrics by step of a verb's or a spec's run; None if the run did not record them."""
         if not (self.path / HISTORY).is_file():
             return None
         found = load_arrays(self.path / HISTORY)
@@ -165,7 +172,11 @@ class Run(Pictured):
         return History(**found, metrics=metrics)
 
     def panels(self) -> list[Panel]:
-        """Return status, costs, history, hypers by client and network of a saved run, or a study's rows and figures."""
+        """Return panels of everything that the folder holds.
+
+        These are the status, costs, history, hypers by client and network of a verb's run, or a study's rows and
+        figures.
+        """
         if self.task is not None:
             return self.result.panels()
         found: list[Panel] = []
@@ -187,7 +198,7 @@ class Run(Pictured):
         return found
 
     def _tree(self, name: str, task: Task) -> PyTree:
-        """Return a set of models as a pytree of the task's structure."""
+        """Return a saved set of models as a pytree with the structure of the task's params or hypers."""
         like = {"params": task.params, "hypers": task.hypers, "value": task.hypers}[name]
         found = self.arrays(name)
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
@@ -212,20 +223,20 @@ def _rows_panel(rows: Any) -> list[Panel]:
 
 
 def load(run: str | Path, task: Task | None = None, *, changed: Sequence[str] = ()) -> Run:
-    """Read a run folder: `.result` is the verb's result in the task's pytrees, or the study's result.
+    """Read a run folder and return a `Run`, whose `result` is the result of the verb or study.
 
     Args:
         run: The folder that `save=`, `hyperpush run` or `hyperpush peer` has made.
-        task: The task of the run (for a peer, the peer's own task); results come in its pytrees. Its costs and data
-            must equal those of the run. None: arrays come by name.
-        changed: Names of parts that differ on purpose, to continue from the run's point on cleaned data or with another
-            loss: `"train"`, `"validation"` and other data sets, `"inner"`, `"outer"`, `"penalty"`,
-            `"outer_penalty"`, and `"params"` or `"hypers"` where the run did not save them. The result's `status`
-            still describes the old parts.
+        task: The task of the run (for a peer, the peer's own task); the result then has its pytrees. Its costs and data
+            must equal those of the run. None returns arrays by name.
+        changed: Names of parts of the task that differ from the run on purpose, to continue from its end point on
+            cleaned data or with another loss. Allowed are names of data sets such as `"train"`, the costs `"inner"`,
+            `"outer"`, `"penalty"` and `"outer_penalty"`, and starts that the run did not save (`"params"`, `"hypers"`).
+            The result's `status` still describes the old parts.
 
     Raises:
-        InvalidInput: The folder is not a run folder, or it has another format version or another task; the message
-            names the differences.
+        InvalidInput: The folder is not a run folder, has another format version, or belongs to another task. The
+            message names the differences.
 
     Example:
         >>> import tempfile
@@ -263,7 +274,7 @@ def load(run: str | Path, task: Task | None = None, *, changed: Sequence[str] = 
 
 
 def _refuse_unfinished(path: Path) -> None:
-    """Refuse the folder of a run that was interrupted or is under way; say how to continue it."""
+    """Raise InvalidInput if the run was interrupted or is still running; the message says how to continue it."""
     folder = RunFolder(path)
     if folder.finished or not folder.work.is_dir():
         return
@@ -274,7 +285,7 @@ def _refuse_unfinished(path: Path) -> None:
 
 
 def _check_names(task: Task, path: Path, about: Mapping[str, Any]) -> None:
-    """Refuse a task with other clients or another order of them, because models are assigned by order."""
+    """Raise InvalidInput unless the task has the run's clients in the same order, by which models are assigned."""
     own = task.names if task.owner is None else (task.names[task.owner],)
     saved = about.get("names", own)
     if tuple(saved) != tuple(own):
@@ -282,7 +293,7 @@ def _check_names(task: Task, path: Path, about: Mapping[str, Any]) -> None:
 
 
 def check_format(field: str, path: Path, about: Mapping[str, Any]) -> None:
-    """Refuse a folder of another format version."""
+    """Raise InvalidInput if a folder has another format version."""
     if about.get("format") != FORMAT:
         raise InvalidInput(field, f"{path}, of format {about.get('format')}", f"a folder of format {FORMAT}")
 

@@ -1,4 +1,7 @@
-"""Verbs with `save=`: the same call resumes the run or returns its result; another call is refused."""
+"""Keep the run of a verb in a folder (`save=`).
+
+The same call again resumes the run or returns its result. Another call with the same folder raises InvalidInput.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +42,7 @@ R = TypeVar("R", bound=Result)
 def describe(
     verb: str, task: Task, method: Method, network: Network, key: PRNGKeyArray, **options: Any
 ) -> dict[str, Any]:
-    """Return the data that identify a call, as JSON."""
+    """Return the data that identify a call, in a form that JSON can store: names, options, and digests of arrays."""
     parts = {"inner": task.inner, "outer": task.outer, "penalty": task.penalty, "outer_penalty": task.outer_penalty}
     rows = task.clients if task.owner is None else 1
     arrays = (task.params, task.hypers, task.data.sets)
@@ -62,18 +65,18 @@ def describe(
 def _table_or_fingerprint(given: Method | Network) -> dict[str, Any] | str:
     try:
         return registry.table(given)
-    except InvalidInput:  # functions or objects of other libraries
+    except InvalidInput:  # an option is a function or an object of another library
         return fingerprint(given)
 
 
 def keep(save: str | Path, call: Mapping[str, Any], task: Task, compute: Callable[[], R]) -> R:
-    """Return the result of a call that is kept in a folder: loaded, resumed or computed."""
+    """Return the result of a call that is kept in the folder `save`: load a finished run, resume or start it."""
     path, as_read = as_path("save", save), json.loads(json.dumps(call))
     if not is_new(path, "save"):
         if not (path / CALL).is_file():
             raise InvalidInput("save", str(path), "a new or empty folder, or one that the same call has made")
         _refuse_other(path, path / CALL, as_read)
-        return load(path, task, changed=("params", "hypers")).result  # the call, with its start, is the same
+        return load(path, task, changed=("params", "hypers")).result  # the comparison of calls has covered the start
 
     def interrupted(error: BaseException) -> None:
         error.add_note(f"The same call, with save={str(save)!r}, continues this run from its last checkpoint.")
@@ -94,7 +97,7 @@ def keep(save: str | Path, call: Mapping[str, Any], task: Task, compute: Callabl
 
 
 def _refuse_other(path: Path, file: Path, call: Mapping[str, Any]) -> None:
-    """Refuse a folder of another call; name the first difference."""
+    """Raise InvalidInput if a folder belongs to another call; the message names the first difference."""
     before = json.loads(file.read_text(encoding="utf-8"))
     check_format("save", path, before)
     name, was, now = _difference("", before, dict(call))
@@ -120,7 +123,7 @@ def _short(value: object) -> str:
 
 
 def summarize(result: Result) -> dict[str, Any]:
-    """Return the content of `result.json`: all of a result but its arrays."""
+    """Return the content of `result.json`: all of a result except its arrays."""
     about = {"format": FORMAT, "class": type(result).__name__, "names": list(result.names), "version": __version__}
     about["task"] = digests_of(result.task, [name for name in SETS if hasattr(result, name)])
     about |= {"costs": asdict(result.costs), "status": result.status.as_json(), "alone": result.task.owner is not None}
@@ -143,7 +146,11 @@ def save_result(run: StudyRun, result: Result) -> None:
 
 
 def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
-    """Write a result's models, one file per set, and its history; only processes with `writes` write."""
+    """Write a result's models, one file per set, and its history.
+
+    If arrays are spread over several processes, each process writes its own clients' models. All other files are
+    written by the process with `writes`.
+    """
     point, counts = result.task.point, _count_rows(result.task)
     trees = {folder / MODELS / name: getattr(result, name, None) for name in SETS}
     for path, tree in {**trees, folder / LINKS: None if point is None else point.links}.items():
@@ -162,10 +169,13 @@ def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
 
 
 def _count_rows(task: Task) -> dict[str, Sequence[int]]:
-    """Return each client's number of examples by name of a per-example leaf of the hypers; empty if all are equal."""
+    """Return, for each leaf of the hypers with one row per example, the number of examples of each client.
+
+    The result is empty if the hypers lack such leaves or all clients have equally many examples.
+    """
     train = task.data.train
     counts = sets.example_counts(train).tolist() if any(task.by_example) and isinstance(train, Ragged) else []
-    if task.owner is not None or len(counts) != task.clients:  # each of several processes sees some counts only
+    if task.owner is not None or len(counts) != task.clients:  # one of several processes sees only some counts
         return {}
     leaves = jax.tree_util.tree_leaves_with_path(task.hypers)
     return {leaf_name(path): counts for (path, _), rows in zip(leaves, task.by_example, strict=True) if rows}

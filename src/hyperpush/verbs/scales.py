@@ -1,4 +1,4 @@
-"""Name a column of the training data that is much larger than the others, if training ended far from a solution."""
+"""Explain a result far from a solution by a column of the training data that is much larger than the others."""
 
 from dataclasses import replace
 
@@ -12,19 +12,19 @@ from hyperpush.data.batches import Numbered, Ragged
 from hyperpush.task.task import Task
 
 # Curvature grows with the square of a column, so the largest square determines the condition number.
-LARGER = 1e6  # multiple of the median mean square of the other columns
+LARGER = 1e6  # a column is large if its mean square exceeds this multiple of the other columns' median mean square
 FAR = ("unsolved", "limit", "stalled", "inaccurate", "ill-posed", "growing", "diverged")
 
 
 def with_hint(status: Status, task: Task) -> Status:
-    """Return the status; if the result is far from a solution, with the column that may have caused it."""
+    """Return the status; if the result is far from a solution, add a hint that names a much larger column, if any."""
     if status.converged is not False or status.reason not in FAR or not (found := large_column(task)):
         return status
     return replace(status, hint=found)
 
 
 def large_column(task: Task) -> str:
-    """Return a sentence on the largest column of the training data if it is much larger than the others; else empty."""
+    """Return a sentence that names a column of the training data much larger than the others; empty if none is."""
     if task.privacy is not None or processes.count() > 1:
         return ""
     examples = task.data.train

@@ -1,4 +1,4 @@
-"""Lower the mean outer cost with a bilevel algorithm."""
+"""Minimize the mean outer cost over the hypers with a bilevel algorithm."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,37 +41,40 @@ def solve(
     throw: bool = False,
     certify: bool = True,
 ) -> Solution:
-    """Lower the mean outer cost of all clients with a bilevel algorithm.
+    """Minimize the mean outer cost of all clients over their hypers with a bilevel algorithm.
 
     Args:
         task: One client's costs and start, and all clients' data. `common=True` asks for one common hyper.
         method: The algorithm, such as `hp.PDBO(…)` or `hp.algorithms.MDBO(…)`.
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key, as in `hp.train`.
-        metrics: Measurements in every row of the history, as in `hp.train`.
-        every: Steps between two rows, at least 1; None chooses for about 200 rows at most, and the last step has a row.
-            With a number the last step has a row only if `every` divides the steps.
+        metrics: Functions to measure in every row of the history, as in `hp.train`; None measures only the cost.
+        every: Steps between two rows of the history, at least 1. The last step then has a row only if `every` divides
+            the steps. None chooses a value that gives at most about 200 rows, and the last step has a row.
         engine: The engine that runs the clients, as in `hp.train`.
         hooks: Observers, as in `hp.train`.
-        seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
-            is of the same class, with a leading seed axis on every array, and has `mean` and `spread`.
-        save: A folder to keep the run in. The same call again resumes it or returns its result.
-        throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
-        certify: Judge the end. Nested algorithms are judged at their first and last step, as in `hp.hypergradient`.
-            After other algorithms the inner problem is solved from the start and from the end, and TreeCG compares the
-            hypergradients there; `costs` includes it. False skips this.
+        seeds: Number of runs with keys split from `key`, or a list with one key per run; None makes one run. The result
+            of several runs has the same class and a leading seed axis on every array. Its `mean` and `spread` are the
+            mean and standard deviation over seeds.
+        save: A folder to keep the run in. The same call again resumes the run or returns its result. None keeps
+            nothing.
+        throw: True raises `hp.NotConverged` instead of returning a result that did not converge.
+        certify: True checks the result. Nested algorithms are checked at their first and last step, as in
+            `hp.hypergradient`. After other algorithms, the inner problem is solved from the start and from the end,
+            and TreeCG compares the hypergradients at both solutions; `costs` includes this work. False skips the check.
 
     Returns:
-        A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Row t of the history holds the params
-        that were trained for the hypers of row t.
+        A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Each row of the history measures the
+        params together with the hypers for which these params were trained.
 
     Raises:
-        InvalidInput: The method does not fit the task or network; methods that do are listed.
+        InvalidInput: The method does not fit the task or the network. The message lists methods that fit.
         Diverged: A number became NaN or infinite; the message names the method and the round.
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:
-        Client i's rate exp(λ_i) is too high at the start: the mean of the training data is right for all clients.
+        Client i has the L2 rate exp(λ_i), which is too high at the start: the best params are the mean of the training
+        data, without shrinkage.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp

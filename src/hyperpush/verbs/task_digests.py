@@ -1,4 +1,4 @@
-"""Digests of a task's costs and data, kept with a run to detect its continuation on another task."""
+"""Compute digests of a task's costs and data. A run stores them, so that loading it with another task is detected."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +17,11 @@ COSTS = ("inner", "outer", "penalty", "outer_penalty")
 
 
 def digests_of(task: Task, saved: Sequence[str] = ()) -> dict[str, str]:
-    """Return a digest of each cost, data set and start of a task, by name.
+    """Return a digest of each cost, of each data set, and of the initial params and hypers of a task, by name.
 
-    Starts in `saved` are left out, because they are read back from files. Data of private tasks are left out, because
-    a digest lacks noise. Numbers count as float32, so that a run in float64 is recognized in float32.
+    Params or hypers named in `saved` are left out, because they are read back from files. Data of private tasks are
+    left out, because a digest of them would be a release without noise. Numbers are converted to 32 bits first, so that
+    float64 and float32 give the same digest.
     """
     found = {name: fingerprint(part) for name in COSTS if (part := getattr(task, name)) is not None}
     parts = {name: getattr(task, name) for name in ("params", "hypers") if name not in saved}
@@ -31,7 +32,7 @@ def digests_of(task: Task, saved: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _plain(tree: PyTree, alone: bool) -> PyTree:
-    """Return a tree in 32 bits with clients on axis 0."""
+    """Return a tree with 64-bit numbers converted to 32 bits and with clients on axis 0."""
     if alone:
         tree = jax.tree.map(lambda leaf: leaf[None], tree)
     kinds = {np.dtype(np.float64): jnp.float32, np.dtype(np.int64): jnp.int32}
@@ -39,7 +40,7 @@ def _plain(tree: PyTree, alone: bool) -> PyTree:
 
 
 def check_same_task(path: Path, kept: Mapping[str, str], task: Task, changed: Sequence[str]) -> None:
-    """Refuse a task whose costs or data differ from those of a run, but for the names in `changed`."""
+    """Raise InvalidInput if costs or data of a task differ from those of a run, except for the names in `changed`."""
     known = (*COSTS, "params", "hypers", *task.data.sets)
     if isinstance(changed, str) or not isinstance(changed, Sequence):
         raise InvalidInput("changed", changed, "a list of names, such as ['train']")

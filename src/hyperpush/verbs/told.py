@@ -1,4 +1,4 @@
-"""The hooks of a call: checked, and told at the end what an engine did not tell."""
+"""Check the hooks of a call, and pass them at the end any recorded rows that the engine did not pass on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def as_hooks(given: Any) -> tuple[Hook, ...]:
 
 
 class Told(Hook):
-    """Notes the loops whose rows were passed to hooks while they ran, as compiled engines do."""
+    """Hook that notes which loops passed their rows to hooks during the run, as compiled engines do."""
 
     def __init__(self):
         self.loops: set[str] = set()
@@ -31,7 +31,7 @@ class Told(Hook):
         self.loops.add(loop)
 
     def tell_others(self, hooks: Sequence[Hook], run: RunResult, recorders: Mapping[str, Recorder], every: int) -> None:
-        """Pass on rows that an engine returned only at the end, then finish all hooks."""
+        """Pass rows that the engine returned only at the end to the hooks, then call `finish` on every hook."""
         for loop in run.history.keys() - self.loops:
             leaves = jax.tree.leaves(run.history[loop])
             iterations = [recorders[loop].iteration(row, every) for row in range(len(leaves[0]) if leaves else 0)]

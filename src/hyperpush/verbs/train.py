@@ -1,4 +1,4 @@
-"""Solve the inner problem alone."""
+"""Solve the inner problem at fixed hypers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,9 @@ def train(
     throw: bool = False,
     certify: bool = True,
 ) -> Any:
-    """Solve the inner problem alone: min over x of the mean of all clients' f_i(x, λ_i), at fixed hypers.
+    """Solve the inner problem at fixed hypers.
+
+    The params x minimize the mean over all clients i of the inner costs f_i(x, λ_i), where λ_i are the client's hypers.
 
     Args:
         task: One client's costs and start, and all clients' data.
@@ -46,25 +48,30 @@ def train(
         network: The network: its links, and the rounds in which they are up. It has as many clients as the task.
         key: An integer or a JAX key. It determines random links and mini-batches: the same key gives the same
             result.
-        metrics: Functions to measure during training: `{"accuracy": f}` on the data of the outer level, or
-            `{"accuracy": ("test", f)}`; `f(params, hyper, batch)` gives one value per example or a scalar.
-        every: Steps between two rows of the history, at least 1. The default 1 applies with metrics only; without
-            both, `history` is None. The last step has a row only if `every` divides the steps.
+        metrics: Functions to measure during training, by name. `{"accuracy": f}` measures on the data of the outer
+            level, and `{"accuracy": ("test", f)}` on the data set `test`. `f(params, hyper, batch)` returns one value
+            per example or a scalar. None measures nothing.
+        every: Steps between two rows of the history, at least 1. The last step has a row only if `every` divides the
+            steps. None means 1 if `metrics` are given; otherwise `history` is None.
         engine: The engine that runs the clients: `hp.Simulate()`, `hp.Shard()`, `hp.Threads()` or `hp.Peers(…)`.
             Results agree between engines up to rounding.
         hooks: Observers (`hp.hooks.Hook`) called between compiled chunks; they cannot change the result.
-        seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
-            is of the same class, with a leading seed axis on every array, and has `mean` and `spread`.
-        runs: The hypers of several problems on the same data, each in the form of `task.hypers`. All problems are
-            solved side by side and share every message. For solvers on exact averages, such as `hp.TreeNewton()`.
-            Weights of records and parties are hypers of `hp.influence.with_weights(task)`. Returns `Trainings`.
-        save: A folder to keep the run in. The same call again resumes it or returns its result.
-        throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
-        certify: True measures the distance of the params from the solution, with up to 200 products beside the run.
+        seeds: Number of runs with keys split from `key`, or a list with one key per run; None makes one run. The result
+            of several runs has the same class and a leading seed axis on every array. Its `mean` and `spread` are the
+            mean and standard deviation over seeds.
+        runs: The hypers of several problems on the same data, a list of pytrees like `task.hypers`. All problems are
+            solved side by side and share every message. The solver must use exact averages, like `hp.TreeNewton()`.
+            To vary the weights of records and parties, use `hp.influence.with_weights(task)`, whose hypers are these
+            weights. None solves one problem.
+        save: A folder to keep the run in. The same call again resumes the run or returns its result. None keeps
+            nothing.
+        throw: True raises `hp.NotConverged` instead of returning a result that did not converge.
+        certify: True measures the distance of the params from the solution, with up to 200 Hessian products that
+            `costs` does not include.
 
     Returns:
-        A `Training`; its `task` is the same task at the params reached, for `hp.hypergradient` and others. With
-        `runs=`, `Trainings`.
+        A `Training`. Its `task` is the same task at the trained params, for `hp.hypergradient` and other verbs. With
+        `runs=`, the result is a `Trainings`.
 
     Raises:
         InvalidInput: An argument is invalid; the message names it and the allowed values.

@@ -1,4 +1,4 @@
-"""The verb `tune`: try many settings of a method in one compiled program, and choose on held-out data."""
+"""Try many settings of a method in one compiled program, and choose the best on held-out data."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -37,30 +37,32 @@ from hyperpush.verbs.fit import fit
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
-LARGE = 50_000_000  # limit of all clients' params that are computed side by side; further settings wait
+LARGE = (
+    50_000_000  # settings run side by side as long as their params, over all clients, have at most this many numbers
+)
 
 
 _Points = tuple[PyTree, PyTree] | None  # params and hypers: settings on axis 0, keys on axis 1
 
 
 class TriedSetting(NamedTuple):
-    """One setting that was tried."""
+    """One setting that was tried: its values, its score and its status."""
 
     values: Mapping[str, Any]
-    score: float  # mean over clients and seeds; NaN if it diverged
-    by_seed: Float[np.ndarray, " seeds"]
-    status: Status  # of the estimates in all runs of the setting
+    score: float  # mean over clients and seeds; NaN if a run diverged
+    by_seed: Float[np.ndarray, " seeds"]  # score of each seed, a mean over clients
+    status: Status  # covers the estimates in all runs of the setting
 
 
 @dataclass(frozen=True)
 class Tuning(Pictured):
-    """The settings that were tried, and the best of them.
+    """Result of `hp.tune`: the settings that were tried, and the best of them.
 
     Attributes:
-        best: The method with the values of the best row.
-        rows: Every setting with its score, in the order of the grid.
-        on: The data set that the scores were measured on.
-        mode: `"min"` if lower scores are better, `"max"` if higher ones are.
+        best: The method with the best setting.
+        rows: All settings with their scores, in the order of the grid.
+        on: The data set on which the scores were measured.
+        mode: `"min"` if lower scores are better, `"max"` if higher scores are better.
     """
 
     best: Method
@@ -75,18 +77,18 @@ class Tuning(Pictured):
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the best setting, from the status of its runs; empty without any."""
+        """Reasons to doubt the best setting, taken from the status of its runs; empty if there are none."""
         return self.best_row.status.warnings
 
     def to_pandas(self) -> Any:
-        """Return a data frame with one row per setting."""
+        """Return a pandas data frame with one row per setting."""
         names = self.rows[0].values
         columns = {name: [row.values[name] for row in self.rows] for name in names}
         converged = [row.status.converged for row in self.rows]
         return table({**columns, "score": [row.score for row in self.rows], "converged": converged})
 
     def panels(self) -> list[Panel]:
-        """Return the best setting, and the score of each setting as bars and in a table."""
+        """Return panels with the best setting, and with the score of each setting as bars and in a table."""
         labels = [", ".join(f"{name} {value}" for name, value in row.values.items()) for row in self.rows]
         better = "lower" if self.mode == "min" else "higher"
         best = f"Best of {len(self.rows)} settings: {labels[self.rows.index(self.best_row)]}."
@@ -121,10 +123,11 @@ def tune(
     seeds: int | Sequence[int] = 1,
     engine: Simulate = Simulate(),
 ) -> Tuning:
-    """Try a method with every combination of some options, and choose the best on a data set.
+    """Try a method with every combination of given option values, and choose the best on a data set.
 
-    Settings that differ in numbers only (step sizes, learning rates, L2 rates) run side by side in one compiled
-    program; lengths, batch sizes and other structure compile once each. Every setting sees the same random draws.
+    Settings that differ only in numbers such as step sizes, learning rates or L2 rates run side by side in one compiled
+    program. Each number of steps, batch size or other structural option compiles a program of its own. All settings use
+    the same random draws.
 
     **Use it** for options without a gradient, such as step sizes. **Avoid it** for many hyperparameters: a grid grows
     exponentially with their number, while a bilevel method takes them as `hypers`.
@@ -134,19 +137,23 @@ def tune(
         method: The inner solver or algorithm to tune.
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
-        over: The values to try, by dotted option: `{"inner.step_size": [0.05, 0.1], "outer.learning_rate": [0.1]}`.
-        on: The data set to choose on. Take one that neither level uses, such as `"holdout"`; `"test"` is refused.
-        metric: A function `metric(params, hyper, batch)`; None takes the outer cost without its penalty.
+        over: The values to try for each option, by its dotted name, such as
+            `{"inner.step_size": [0.05, 0.1], "outer.learning_rate": [0.1]}`.
+        on: The data set on which scores are measured. Choose one that neither level uses, such as `"holdout"`;
+            `"test"` is not allowed.
+        metric: A function `metric(params, hyper, batch)`; None uses the outer cost without its penalty.
         mode: `"min"` chooses the lowest score, `"max"` the highest.
-        seeds: Runs per setting: a number, with keys made from `key`, or a list of keys. Scores are means over them.
-        engine: `hp.Simulate(…)`, with faults of the links if wanted.
+        seeds: Number of runs per setting, at least 1, with keys split from `key`; or a list with one key per run.
+            Scores are means over these runs.
+        engine: `hp.Simulate(…)`; its `faults` may simulate unreliable links.
 
     Returns:
-        A `Tuning` with `best`, `rows` and `to_pandas()`. Only the best row's params are judged (`hp.Status`), with the
-        first seed; the status of the others is None, *not certified*, unless it is False.
+        A `Tuning` with `best`, `rows` and `to_pandas()`. Only the params of the best setting's first run are checked
+        (`hp.Status`). For all other settings, `status.converged` is False if a run reports a failure, else None with
+        the reason *not certified*.
 
     Raises:
-        InvalidInput: An option does not exist, a value is out of range, the data set is refused, or every setting
+        InvalidInput: An option does not exist, a value is out of range, the data set is not allowed, or every setting
             diverged.
 
     Example:
@@ -177,7 +184,7 @@ def tune(
     settings = _grid(method, over)
     keys = jnp.stack([key] if seeds == 1 else run_keys(key, seeds))
     found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys, engine)
-    # A mean over seeds is NaN or infinite as soon as one of them diverged.
+    # A setting's score is NaN if any of its runs diverged.
     rows = tuple(
         TriedSetting(
             values,
@@ -195,7 +202,7 @@ def tune(
     chosen, (_, status, kept) = settings[place][1], found[place]
     if kept is not None:
         points, row, adapted = kept
-        # An index on the host compiles nothing.
+        # Indexing on the host avoids a compilation.
         params, hypers = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[row, 0]), points)
         after = task.at(params=params, hypers=hypers)
         judged = _judge(Certifier(after, chosen, adapted, network, engine, keys[0]), status)
@@ -204,7 +211,7 @@ def tune(
 
 
 def _judge(certifier: Certifier, status: Status) -> Status:
-    """Return the status of the best setting, whose params were not judged on the way."""
+    """Return the status of the best setting after checking its params, which were not checked during the runs."""
     if isinstance(certifier.given, InnerSolver):
         return certifier.judge_params(status)
     return status.judged(certifier.judge_params(Status()))
@@ -216,7 +223,7 @@ def _best(rows: Sequence[TriedSetting], mode: str) -> TriedSetting:
 
 
 def _grid(method: Method, over: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Method]]:
-    """Return every combination of values, with its method."""
+    """Return every combination of option values, each with the method that has these values."""
     if not isinstance(over, Mapping) or not over:
         raise InvalidInput("over", over, 'a dict such as {"step_size": [0.1, 0.2]}')
     for name, values in over.items():
@@ -234,7 +241,7 @@ def _grid(method: Method, over: Mapping[str, Sequence[Any]]) -> list[tuple[dict[
 
 
 def with_option(method: Any, name: str, value: Any, field: str) -> Any:
-    """Return the method with another value of a dotted option."""
+    """Return the method with `value` for the option of this dotted name; `field` names the option in errors."""
     first, _, rest = name.partition(".")
     options = method.options() if isinstance(method, Configured) else {}
     if first not in options:
@@ -247,9 +254,11 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
 ) -> list[tuple[Float[np.ndarray, " seeds"], Status, tuple[_Points, int, Method] | None]]:
-    """Return every method's score for every key, its status, and its group's points, its row there and its bound form.
+    """Return, for every method, its scores for all keys, its status, and where its final params and hypers are.
 
-    Methods of equal structure form a group and share a program. Where its params would be `LARGE`, none are kept.
+    Methods of equal structure form a group and share a program. The third part of a result is a tuple: the final params
+    and hypers of the group, the method's row in them, and the method as bound to the network. The params and hypers are
+    None if a group's params exceed `LARGE` numbers.
     """
     bound = [each.bind(network, engine, task) for each in methods]
     recipes = [program_of(each, task.problem).traceable() for each in bound]
@@ -276,23 +285,23 @@ def _scores(
 
 
 class _Group(NamedTuple):
-    """The runs of settings of equal structure, as one program."""
+    """Inputs of one program that runs all settings of equal structure."""
 
-    stacked: ProgramRecipe  # numbers of all settings
-    rest: ProgramRecipe  # everything else of a setting
-    network: Fixed  # its tree is planned on the host
+    stacked: ProgramRecipe  # the arrays of all settings, stacked on axis 0
+    rest: ProgramRecipe  # everything except the arrays, which is the same for all settings
+    network: Fixed  # static, because the network's tree is planned on the host
     states: PyTree
     data: Data
     keys: Array
     on: str
     metric: Cost
-    at_once: int  # runs that are computed side by side
+    at_once: int  # number of runs that are computed side by side
     engine: Simulate
-    keep: bool  # True returns params and hypers
+    keep: bool  # True to return the final params and hypers
 
 
 def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None, _Points]:
-    """Return the mean metric over clients of every setting with every key, reports, and kept params and hypers."""
+    """Return the mean metric over clients, the reports, and the kept params and hypers, for every setting and key."""
     keys, engine = group.keys, group.engine
 
     def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None, _Points]:
@@ -314,7 +323,7 @@ def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings see
 
 
 def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
-    """Return the states that a bound method starts from."""
+    """Return the initial states of all clients for a bound method."""
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
     links = known_links(method, network, last_point(task, network), task)

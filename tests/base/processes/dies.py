@@ -1,4 +1,4 @@
-"""Two processes of which the second dies, and the first at once after it. Nothing heavy is loaded."""
+"""One of two processes: the second one dies, and the first one exits right after it. No heavy library is imported."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Two processes, forked by one that has loaded everything: what they compute together, each checks alone.
+"""Two processes, forked from one that has imported everything; each checks the results that they compute together.
 
 python joined.py FOLDER PORT
 """
@@ -22,17 +22,18 @@ from hyperpush.runs.checkpoints.store import CheckpointFolder
 from hyperpush.runs.models import load_models, save_models
 from hyperpush.tasks.logistic import logistic
 
-LOADED = (hp.train, hp.SGP)  # here, not in every process
+LOADED = (hp.train, hp.SGP)  # imported here once, not in every process
 
-CLIENTS = 5  # on two devices: with padding
+CLIENTS = 5  # on two devices, which requires padding
 
 
 class Cut(BaseException):
-    """Where the processes would have been killed."""
+    """Raised at the point where the processes would have been killed."""
 
 
 def member(folder: Path, port: str, index: int) -> None:
-    # What `mpirun` would set on one host; JAX finds the address, the number of processes and which one this is.
+    # These are the variables that `mpirun` sets on one host. JAX finds the address, the number of processes and this
+    # process's index in them.
     os.environ |= {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:9", "JAX_COORDINATOR_PORT": port}
     os.environ |= {f"OMPI_COMM_WORLD_{name}": str(index) for name in ("RANK", "LOCAL_RANK")}
     os.environ["OMPI_COMM_WORLD_SIZE"] = "2"
@@ -41,7 +42,7 @@ def member(folder: Path, port: str, index: int) -> None:
     assert processes.gather_texts(f"from {index}, ä") == ["from 0, ä", "from 1, ä"]
     assert processes.agree(index == 0, index == 1) == (True, True)
 
-    # Each makes what its own clients have, and nobody holds all of it.
+    # Each process makes its own clients' data, and none holds all data.
     made_here = []
 
     def make(client: int):
@@ -72,7 +73,7 @@ def member(folder: Path, port: str, index: int) -> None:
     alone = train(engine=hp.Shard(devices=jax.local_devices()[:1]))
     same(train(), alone)
 
-    # Cut off after a checkpoint of both, they go on together.
+    # Interrupted after a checkpoint of both processes, the two resume together.
     store = CheckpointFolder(folder / "checkpoints", print)
     write = store.save
 
@@ -94,7 +95,7 @@ def member(folder: Path, port: str, index: int) -> None:
 
 
 def beyond_one_process(folder: Path, index: int) -> None:
-    """Results that are too large for any process: here, more than sixty bytes."""
+    """Check results that are too large for one process: here, larger than sixty bytes."""
     before, processes.GATHERED = processes.GATHERED, 60
     own = range(2 * index, 2 * index + 2)
     examples = np.arange(24, dtype=np.float32).reshape(12, 2)
@@ -115,27 +116,27 @@ def beyond_one_process(folder: Path, index: int) -> None:
         np.testing.assert_allclose(row, truth)
     np.testing.assert_array_equal(processes.gather(stacked.counts), [3, 2, 3, 2])
 
-    # A tree counts as a whole: no leaf of this one is too large.
+    # The size of a tree is that of all its leaves together: no single leaf of this one is too large.
     tree = {"a": stacked.examples[0][:, 0], "b": stacked.examples[1], "c": stacked.counts}
     assert all(leaf.nbytes <= 60 for leaf in tree.values())
     assert all(processes.spread(leaf) for leaf in processes.gather(tree).values())
     means = processes.by_client(lambda rows: rows.examples[0].sum((1, 2)) / rows.counts, stacked)
     np.testing.assert_allclose(means, [((examples[o] - i) / 2).sum() / len(o) for i, o in enumerate(owned)], rtol=1e-6)
 
-    # Every process writes its own clients' models.
+    # Every process writes the models of its own clients.
     save_models(folder / "models" / "tree", {**tree, "all": np.arange(4.0)}, index == 0)
     processes.barrier("models")
-    assert len(list((folder / "models" / "tree").iterdir())) == 2  # processes
+    assert len(list((folder / "models" / "tree").iterdir())) == 2  # one file per process
     saved = load_models(folder / "models" / "tree")
     np.testing.assert_array_equal(saved["all"], np.arange(4.0))
     np.testing.assert_array_equal(saved["a"][list(own)], processes.visible(tree["a"]))
 
-    # The same digest as one process finds, which sees all of it.
+    # The digest equals that of a single process with all data.
     processes.GATHERED = before
     everything = jax.tree.map(np.asarray, processes.gather(tree))
     assert values_digest(tree, 4) == values_digest(everything, 4)
 
-    # What cannot be handed out is refused before anything is computed.
+    # Results that cannot be divided over the devices are refused before the run.
     processes.GATHERED = 10
     with pytest.raises(hp.HyperpushError, match="a multiple of the 2 devices"):
         hp.train(logistic(CLIENTS, 0, examples=8), hp.SGP(3, 0.3), hp.networks.RandomDirected(CLIENTS), key=3)

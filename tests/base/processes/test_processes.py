@@ -1,4 +1,4 @@
-"""Runs in several processes: the same numbers, one clear message when one of them dies, and going on afterwards."""
+"""Runs in several processes: the same numbers, one clear message when a process dies, and resuming afterwards."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from hyperpush.base.processes.starter import free_ports, start
 from hyperpush.cli import app as cli
 from hyperpush.verbs.saved import load
 
-# One device each: with the tests' four, two processes would compile for eight.
+# One device per process: with the tests' four, two processes would compile for eight devices.
 ALONE = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1")}
 SPEC = """
 every = 1
@@ -104,7 +104,8 @@ def test_one_two_and_four_processes_agree_also_when_one_dies(tmp_path):
     said = killed.stderr.read()
     assert "error: process 1 of 2 was killed by SIGKILL, which ends the run on all" in said
     assert "resume" in said
-    resumed = hyperpush(tmp_path, "resume", "killed", "--processes", "1", *rounds)  # on another number
+    # resumed with another number of processes
+    resumed = hyperpush(tmp_path, "resume", "killed", "--processes", "1", *rounds)
     assert resumed.wait(600) == 0, resumed.stderr and resumed.stderr.read()
     alone = load(tmp_path / "1")
     for name in ("2", "4", "killed"):

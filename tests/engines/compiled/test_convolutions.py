@@ -1,4 +1,4 @@
-"""Convolutions in the order that is fast inside loops are the same convolutions."""
+"""Convolutions reordered for speed inside loops give the same results."""
 
 import itertools
 import re
@@ -25,7 +25,9 @@ ALL = [
 
 
 def make(size, order, kind, groups, batched):
-    """A sum of gradients and of a product with the Hessian, and its arguments; one of three clients if `batched`."""
+    """Return a function that sums gradients and a Hessian product, and its arguments; `batched` gives three
+    clients.
+    """
     draw = np.random.default_rng(zlib.crc32(repr((size, order, kind, groups)).encode()))
     space, (stride, padding, dilation) = LETTERS[-size:], kind
     specs = ("NC" + space, "OI" + space, "NC" + space)
@@ -63,11 +65,12 @@ def test_gradients_and_products_inside_a_loop_are_those_of_jax(case):
 
     expected = jax.jit(both)(*given)
     for ours, theirs in zip(jax.tree.leaves(compile.call(looped, given)), jax.tree.leaves(expected), strict=True):
-        assert np.max(np.abs(ours / 2 - theirs)) < 2e-5 * np.max(np.abs(theirs))  # sums of float32, in another order
+        # sums of float32 numbers in another order
+        assert np.max(np.abs(ours / 2 - theirs)) < 2e-5 * np.max(np.abs(theirs))
 
 
 def loop_of_gradients(order):
-    """A program whose loop holds gradients by inputs and kernels, and its arguments."""
+    """Return a program whose loop contains gradients by inputs and kernels, and its arguments."""
     both, given = make(2, order, KINDS[0], 1, False)
     return lambda given: lax.fori_loop(
         0, 3, lambda _, held: jax.tree.map(jnp.subtract, held, both(*held)[0]), given
@@ -75,13 +78,13 @@ def loop_of_gradients(order):
 
 
 def orders_of(compiled):
-    """The orders of axes of all convolutions in a compiled program."""
+    """Return the axis orders of all convolutions in a compiled program."""
     return set(re.findall(r"dim_labels=(\S+?),? ", compiled.as_text().replace("\n", " ")))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the rule is for the CPU")
 def test_the_rule_is_needed_and_reaches_loops_and_no_other_program():
-    """XLA's fast kernels take one order; without the rule it rewrites others outside of loops only."""
+    """XLA's fast kernels need one axis order; without the rule, XLA converts other orders only outside of loops."""
     if not convolutions.SUPPORTED:
         warnings.warn("JAX has moved its lowering parameters: convolutions in loops are slow again", stacklevel=1)
         return
@@ -94,7 +97,7 @@ def test_the_rule_is_needed_and_reaches_loops_and_no_other_program():
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_many_groups_are_a_loop_with_the_same_results(monkeypatch, batched):
-    """Two groups of a convolution, or of three clients with a kernel each, as if they were many."""
+    """With the limit on groups set to 1, two groups of a convolution, or three clients' kernels, become a loop."""
     monkeypatch.setattr(convolutions, "MOST_GROUPS", 1)
     both, given = make(2, "NCHW", KINDS[0], 1 if batched else 2, batched)
     lowered = convolutions.lower(jax.jit(both).trace(*given)).as_text()

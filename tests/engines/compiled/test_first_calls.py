@@ -1,4 +1,4 @@
-"""Compilations of first calls, and the rule by which short runs are compiled with fewer optimizations."""
+"""The number of compilations in first calls, and the rule that compiles short runs with fewer optimizations."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def test_operations_follow_the_sizes_of_products_and_the_lengths_of_loops():
 
     assert count(lambda x: jax.lax.scan(lambda x, _: (square(x), None), x, length=7)[0], a) == 7 * 6
     looped = count(lambda x: jax.lax.while_loop(lambda x: x.sum() < 0, square, x), a)
-    assert looped == OPEN_ENDED * (6 + 6 + 1)  # the square, the sum of six numbers, and its comparison
+    assert looped == OPEN_ENDED * (6 + 6 + 1)  # the square, the sum of six numbers, and the comparison
 
 
 def test_effort_counts_every_client_and_pass():
@@ -55,8 +55,8 @@ def test_effort_counts_the_rounds_in_which_a_tree_waits():
     for network in (hp.networks.Ring(60), hp.networks.KOut(60, k=3)):
         tree, known = tree_of(network, False), profile(mean, jnp.ones(8), None, 60)
         found[network.name] = effort(known, network, tree) - effort(known, network)
-    assert found["ring"] == 0  # planned: nobody waits
-    assert found["k-out"] > 35 * STARTED  # each link is up in 3 of 59 rounds, there and back
+    assert found["ring"] == 0  # the tree is planned, so no client waits
+    assert found["k-out"] > 35 * STARTED  # each link is up in 3 of 59 rounds in both directions
 
 
 def test_levels_follow_the_work_per_equation():
@@ -65,7 +65,7 @@ def test_levels_follow_the_work_per_equation():
 
     once, five = (jax.make_jaxpr(lambda x, k=k: jax.lax.fori_loop(0, k, lambda _, x: x + x, x))(1.0) for k in (1, 5))
     assert equations(jax.make_jaxpr(double)(1.0).jaxpr) == 1
-    assert equations(once.jaxpr) == equations(five.jaxpr)  # a loop is read once
+    assert equations(once.jaxpr) == equations(five.jaxpr)  # a loop counts once, whatever its length
     count = equations(once.jaxpr)
     sizes = (0, QUICK * count - 1, QUICK * count, LIGHT * count - 1, LIGHT * count)
     assert [Choice(size)(once.jaxpr) for size in sizes] == ["quick", "quick", "light", "light", "full"]
@@ -80,7 +80,8 @@ def test_an_engine_that_compiles_fully_does_so_for_every_run():
         found.append(counts.levels)
     looked, trained, judged = found[0]
     assert looked == trained == judged == "quick"
-    assert found[1] == ["quick", "full", "full"]  # the look at the first costs runs once; the judge follows the engine
+    # computing the first costs is a single pass; the certificate compiles as the engine does
+    assert found[1] == ["quick", "full", "full"]
     with pytest.raises(hp.InvalidInput, match="compile_fully"):
         hp.Simulate(compile_fully="no")  # type: ignore[arg-type]
 
@@ -96,12 +97,13 @@ def test_a_solve_is_one_program_and_other_numbers_compile_nothing():
     compile.clear()
     with compile.counting() as counts:
         solve(0.1)
-    assert counts.compilations == 2  # the solve, and the look at the first costs
+    assert counts.compilations == 3  # the first costs, the solve, and the judgment of the params that it reports
     with compile.counting() as counts:
         solve(0.11)
     assert counts.compilations == 0
 
 
+@pytest.mark.long
 def test_a_watched_solve_computes_what_one_program_does():
     class Watch(hp.hooks.Hook):
         pass
@@ -122,10 +124,10 @@ def test_calls_of_the_other_verbs_compile_few_programs():
     compile.clear()
     with compile.counting() as training:
         trained = hp.train(task, hp.SGP(200, 0.1), NETWORK, key=0).task
-    assert training.compilations <= 3  # the look at the first costs, the training, and the look at its params
+    assert training.compilations <= 3  # the first costs, the training, and the certificate of its params
     with compile.counting() as tuning:
         hp.tune(task, hp.SGP(20, 0.1), NETWORK, key=0, over={"step_size": [0.1, 0.2]}, on="validation", metric=away)
-    assert tuning.compilations == 1  # all settings; the first costs are known
+    assert tuning.compilations == 2  # one program for all settings, and the judgment of the best; first costs are known
     with compile.counting() as scoring:
         hp.influence.scores(trained, hp.TreeCG(), NETWORK, key=0)
     assert scoring.compilations <= 6, scoring
@@ -149,12 +151,12 @@ print(sum(name == "/jax/core/compile/backend_compile_duration" for name in names
 
 @pytest.mark.long
 def test_the_first_example_compiles_little_in_a_new_process(tmp_path):
-    """In a process without the suite's XLA_FLAGS; nothing but the result is printed."""
+    """Runs in a process without the suite's XLA_FLAGS; only the result is printed."""
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "HYPERPUSH_CACHE")}
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     found = subprocess.run([sys.executable, "-c", FIRST], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     *_, levels, compilations = found.stdout.splitlines()
-    assert levels == "quick light"  # the look at the first costs, and the solve
+    assert levels == "quick light"  # the first costs, and the solve
     assert int(compilations) <= 15
     assert found.stderr == ""

@@ -1,4 +1,4 @@
-"""Counts of compiled runs against Python's integers, far beyond 32 bits."""
+"""Counts of compiled runs compared with Python's integers, far beyond 32 bits."""
 
 from fractions import Fraction
 from typing import Any
@@ -41,13 +41,13 @@ def test_a_clock_counts_long_trips_and_rows_keep_them():
     words = np.asarray(clock.row())
     assert from_words(words[::2], words[1::2]).tolist() == [3 + (6 << 30), 30 << 30]
     assert (clock.now(), int(clock.passes[PLACE].numbers())) == (3 + (6 << 30), 6 << 30)
-    # Networks see 32 bits of the time.
+    # Networks see only the lowest 32 bits of the time.
     assert int(clock.step) == -(1 << 31) + 3
 
 
 @pytest.mark.long
 def test_a_million_averages_of_a_thousand_clients():
-    """Around a directed ring n − 1 partial sums reach the root one after the other, then n − 1 means the others."""
+    """On a directed ring, n − 1 partial sums reach the root one after the other, then n − 1 means reach the others."""
     n, times = 1024, 1_100_000
     start, nothing, record = jnp.ones(n), jnp.zeros((n, 1)), {"means": lambda x, ctx: x[None][:0]}
     program, network = Repeat(MEAN, times, name="means"), hp.networks.DirectedRing(n)

@@ -1,4 +1,4 @@
-"""Clients with large arrays are computed in turn by default: the same numbers in less memory."""
+"""Clients with large arrays run one after the other by default: the same numbers with less memory."""
 
 import jax
 import jax.numpy as jnp

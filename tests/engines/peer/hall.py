@@ -1,4 +1,4 @@
-"""Members in one room: a network in memory, without sockets or clocks, on which who dies, and when, is the test's."""
+"""Members on a network in memory, without sockets or clocks; the test decides which member dies, and when."""
 
 import threading
 import time
@@ -16,12 +16,12 @@ _EMPTY = len(wire.encode(wire.Header(0, 0, 0, 0), np.zeros(0)))
 
 
 def numbers(payload):
-    """How many float64 a total holds besides the mass that goes with them; 0 for an acknowledgment."""
+    """Return the number of float64 values in a total besides its mass; 0 for an acknowledgment."""
     return max((len(payload) - _EMPTY) // 8 - 1, 0)
 
 
 class Kept:
-    """A store in memory."""
+    """Checkpoint store in memory."""
 
     def __init__(self):
         self.kept = None
@@ -35,7 +35,9 @@ class Kept:
 
 
 class Hall:
-    """Who is there, what was said of who is done, leaves or is out; and everybody's mail, of which `loss` is lost."""
+    """Network in memory: who is alive, done, leaving or removed, and each member's mail, of which a share `loss` is
+    lost.
+    """
 
     def __init__(self, clients, loss=0.0, patience=60.0, close_after=None, seed=0):
         self.clients, self.loss, self.patience, self.close_after = clients, loss, patience, close_after
@@ -43,9 +45,9 @@ class Hall:
         self.random = np.random.default_rng(seed)
         self.mail = {client: [] for client in range(clients)}
         self.alive, self.lost = dict.fromkeys(range(clients), True), {}
-        self.done = {}  # and in which view
+        self.done = {}  # members that are done, with the view in which they said so
         self.closed, self.leaving, self.left = frozenset(), frozenset(), frozenset()
-        self.drops: Callable[..., bool] = lambda payload, seat: False  # what else is lost
+        self.drops: Callable[..., bool] = lambda payload, seat: False  # further messages to lose
 
     def die(self, client):
         with self.lock:
@@ -61,10 +63,12 @@ class Hall:
 
 
 class Seat:
-    """One member's transport. `dies(payload, transport)` is asked before every message; if so, it is gone.
+    """One member's transport. The member dies if `dies(payload, transport)`, which is called before every message, is
+    true.
 
-    What others have said it knows from when it last looked at its mail, or for who is missing: until then members
-    are of several minds.
+    A member learns the others' announcements only when it reads its mail or asks who is missing. Until then members
+    may
+    disagree about them.
     """
 
     def __init__(self, hall, client, dies=None):
@@ -112,7 +116,7 @@ class Seat:
             self.closed, hall.closed = self.closed | gone, hall.closed | gone
 
     def _out(self):
-        """Who may be gone for good; who is done does not end before this member is."""
+        """Return the members that may be gone for good; members that are done stay until this member is done."""
         return self.closed | self.left | (self.settled if self.finished else set())
 
     def missing(self):
@@ -154,7 +158,7 @@ class Seat:
 
 
 def walk(hall, network, program, start_of, client, *, store=None, dies=None, on_progress=None, record=None, seat=Seat):
-    """One member walks the program; started again, from its store, each time it dies. Returns its state and itself."""
+    """Run one member, restart it from its store after each death, and return its state and its peer."""
     lives = [dies, None] if not isinstance(dies, list) else [*dies, None]
     for number, each in enumerate(lives):
         if number:

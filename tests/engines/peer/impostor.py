@@ -1,4 +1,4 @@
-"""A process that holds a member's certificate, or none, and says to a peer what it likes, on bare Zenoh."""
+"""A process that holds a member's certificate or none, and sends a peer arbitrary messages over plain Zenoh."""
 
 import copy
 import time
@@ -9,17 +9,17 @@ from hyperpush.engines.transport.zenoh.parts import Stamp, split
 
 
 class Impostor:
-    """Dials one peer without access control of its own; use it as a context.
+    """Context that dials one peer without access control on this side.
 
     Args:
         run: The name of the run.
-        name: Whose certificate it shows.
-        target: The peer that it talks to, by name.
+        name: The member whose name the certificate shows.
+        target: The name of the peer to attack.
         there: The address of that peer.
-        who: The certificate; None: no TLS.
+        who: The certificate to use; None connects without TLS.
         clients: The number of peers of the run.
-        sender: In whose name it speaks.
-        change: Changes the settings of TLS.
+        sender: The member whose name the messages carry.
+        change: Changes to the settings of TLS.
     """
 
     def __init__(self, run, name, target, there, who, clients, sender=None, change=None, incarnation=7):
@@ -46,7 +46,7 @@ class Impostor:
         self.heard.append(unpack(data, self.clients))
 
     def live(self):
-        """Show a sign of life under the name."""
+        """Declare a liveliness token under the sender's name."""
         self._token = self.session.liveliness().declare_token(session.alive_key(self.run, self.sender))
 
     def put(self, channel, payload, attachment=None):
@@ -55,7 +55,9 @@ class Impostor:
         self.session.put(key, payload, attachment=attachment)
 
     def hello(self, seconds=10.0, **card):
-        """Say hello as a member does, with the target's own card but for the changes; what was heard before."""
+        """Send a hello as a member does, copied from the target's own card with the given changes; return the target's
+        last hello.
+        """
         self.live()
         until = time.monotonic() + seconds
         while not (hellos := [each for each in self.heard if each.topic == Topic.HELLO]):
@@ -74,7 +76,7 @@ class Impostor:
         return last
 
     def send(self, step, payload, run=None, incarnation=None):
-        """Send a message of the program, of this run and process or of others."""
+        """Send a message of the program, stamped with this or another run and process."""
         stamp = Stamp(run or self.digest, self.incarnation if incarnation is None else incarnation)
         for header, part in split(1, step, payload, stamp):
             self.put("data", bytes(part), header)

@@ -1,4 +1,4 @@
-"""Peers for tests: threads of one process, or processes of their own, over Zenoh on loopback."""
+"""Peers for tests: threads of one process or separate processes, over Zenoh on loopback."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def identity(folder, name, authority=None):
 
 
 class Places:
-    """Names and ports of the peers of one run."""
+    """The names and ports of the peers of one run."""
 
     def __init__(self, count, identities=None, run="test"):
         self.names = [f"p{number}" for number in range(count)]
@@ -58,7 +58,7 @@ class Places:
 
 
 def together(count, work) -> list[Any]:
-    """`work(client)` for every client in a thread of its own; their results, or the first failure."""
+    """Run `work(client)` for every client in a separate thread; return the results or raise the first failure."""
     results: list[Any] = [None] * count
     failures = []
 
@@ -80,12 +80,12 @@ def together(count, work) -> list[Any]:
 
 
 def values(clients, width=3):
-    """What is averaged: everybody's own."""
+    """Return the vector that each client contributes to an average."""
     return np.random.default_rng(5).normal(size=(clients, width))
 
 
 def push_sum(rounds):
-    """w ← Pw, ω ← Pω; the average is w/ω."""
+    """Return a push-sum program: w ← Pw and ω ← Pω, with the average w/ω."""
     return Repeat(
         Exchange(lambda state, ctx: state, lambda state, inbox, ctx: inbox.mix(state), conserved=True),
         rounds,
@@ -94,7 +94,7 @@ def push_sum(rounds):
 
 
 def averaging(name, base, names, ports, rounds, options, faults=None):
-    """A party of a push-sum average in a process of its own; it leaves (w, ω) in its folder."""
+    """Run one party of a push-sum average in a separate process, and write (w, ω) to its folder."""
     folder = Path(base) / name
     folder.mkdir(exist_ok=True)
     places = Places(0)

@@ -1,4 +1,4 @@
-"""Averages along a tree among parties on loopback: one that comes back is waited for, one that is gone is named."""
+"""Averages along a tree among parties on loopback: parties wait for one that returns, and name one that is gone."""
 
 import jax
 import jax.numpy as jnp
@@ -58,4 +58,4 @@ def test_who_is_gone_is_named(addresses):
             engine.run(*given, hooks=killed_at(1) if client == 2 else ())
         return str(failed.value)
 
-    assert "from cleo (absent)" in together(4, party)[3]  # whose child it is
+    assert "from cleo (absent)" in together(4, party)[3]  # its parent in the tree

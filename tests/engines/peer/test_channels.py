@@ -1,4 +1,4 @@
-"""What a receiver knows of mass: it refuses mass that nobody can have, and says where it heard little."""
+"""Checks of mass at a receiver: it refuses impossible mass, and reports when it has received little."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def channel():
 
 
 def receive(at, sender, mass):
-    """A total that adds so much mass, checked and credited as a messenger does."""
+    """Receive a total that adds this mass, checked and credited as a messenger does."""
     counter = at.incoming.counters.get(sender, 0) + 1
     total = at.incoming.total(sender) + np.array([0.0, 0.0, mass])
     at.check_mass(sender, counter, total, CLIENTS)
@@ -22,13 +22,13 @@ def receive(at, sender, mass):
 
 
 def exchange(at, shares):
-    """Give shares of the mass to others, and take what has arrived."""
+    """Send shares of the mass to others, and take in what has arrived."""
     at.put(np.zeros(2), np.asarray(shares))
     at.take(1.0 - sum(shares))
 
 
 def test_mass_that_comes_and_goes_for_long_is_no_lie():
-    """A thousand rounds among four: each link carries far more than the mass of all."""
+    """In a thousand rounds among four members, each link carries far more than the total mass."""
     at = channel()
     for _ in range(1000):
         at.put(np.zeros(2), np.array([0.0, 0.25, 0.25, 0.25]))
@@ -50,7 +50,9 @@ def test_it_may_hold_the_mass_of_all_but_no_more():
 
 
 def test_small_additions_that_make_mass_are_refused_at_their_sender_alone():
-    """Each is in (0, n], as the old rule asked; honest ones come in between and are never blamed."""
+    """Each added mass is in (0, n], which an older check allowed; honest senders alternate with the liar and are never
+    blamed.
+    """
     at, blamed = channel(), []
     for number in range(60):
         exchange(at, [0.0, at.mass and 0.3, 0.3, 0.3])
@@ -81,4 +83,4 @@ def test_a_stage_in_which_little_was_heard_says_so():
     assert calm.isolated == ""
     assert silent.isolated == "this party received 0.045 of the mass that the network would bring"
     assert drained.isolated.startswith("this party held only a mass of 0.0003")
-    assert channel().isolated == ""  # nothing was due
+    assert channel().isolated == ""  # no mass was due

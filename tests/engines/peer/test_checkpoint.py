@@ -1,4 +1,4 @@
-"""A checkpoint in two files: without a free descriptor, and whatever a crash leaves of the one that is written."""
+"""A checkpoint in two files survives a lack of file descriptors and a crash at any point of writing."""
 
 import resource
 
@@ -50,7 +50,7 @@ def test_whatever_is_left_of_the_last_one_the_one_before_counts(kept, tmp_path):
     store = saved(path, 4)
     newest = store.paths[store._newest]
     whole, older = newest.read_bytes(), (tmp_path / "older").name
-    saved(tmp_path / older, 2)  # an older one of the same file, whose end is still there
+    saved(tmp_path / older, 2)  # an older checkpoint in the same file, whose end is still there
     before = (tmp_path / "older-2").read_bytes()
     newest.write_bytes(whole[:kept] + before[kept:])
     assert found(path) == (3, 3, 3)
@@ -63,7 +63,7 @@ def test_the_first_one_cut_off_is_none_and_both_broken_are_refused(tmp_path):
     store = saved(path, 1)
     first = store.paths[store._newest]
     first.write_bytes(first.read_bytes()[:500])
-    assert found(path) is None  # nothing was sent yet
+    assert found(path) is None  # no message has been sent yet
     store = saved(path, 2)
     for each in store.paths:
         each.write_bytes(b"rubbish")
@@ -89,7 +89,7 @@ def test_it_is_written_when_no_file_can_be_opened(tmp_path):
     store = Checkpoint(path, DIGEST)
     store.prepare()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # none is free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no descriptor is free
     try:
         with pytest.raises(OSError, match="Too many open files"):
             (tmp_path / "other").touch()
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_began_with_something_else_is_refused_by_name_though_n
 
 
 def test_a_secret_that_cannot_be_read_or_written_is_named(tmp_path):
-    """A folder in its place stands for permissions, which an administrator does not lack."""
+    """A folder instead of the file stands for missing permissions, because an administrator may read every file."""
     (tmp_path / "secret.key").mkdir()
     with pytest.raises(InvalidInput, match=r"secret: got '.*secret.key'; allowed: a file that can be read"):
         read_secret(tmp_path / "secret.key")

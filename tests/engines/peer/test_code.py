@@ -1,4 +1,4 @@
-"""Digests of a program's code: one that parties compare, and one that holds where they cannot."""
+"""Digests of a program's code: one that parties compare, and one that also covers code that cannot be compared."""
 
 import jax.numpy as jnp
 import pytest
@@ -15,7 +15,7 @@ def digests(f, examples=5):
 
 
 def only_of(examples, rate=1.0):
-    """A function that refuses all other numbers of examples."""
+    """Return a function that refuses all other numbers of examples."""
 
     def f(state, data):
         if len(data) != examples:
@@ -34,7 +34,7 @@ def test_the_number_of_examples_does_not_matter_but_operations_do():
 
 
 def test_code_that_refuses_the_tried_numbers_of_examples_says_so_and_keeps_a_digest_of_its_own():
-    """The noise of a private party depends on it: changed code must not draw the same noise again."""
+    """The noise of a private party depends on the digest: changed code must not draw the same noise again."""
     one, other = digests(only_of(5)), digests(only_of(5, rate=10.0))
     assert one.common == other.common == NOT_COMPARED
     assert one.own != other.own
@@ -48,7 +48,7 @@ def test_a_bug_is_not_taken_for_a_number_of_examples():
 
 
 def test_a_party_whose_code_cannot_be_compared_runs_other_code_than_one_whose_can():
-    """Whether it can follows from the code alone."""
+    """Whether code can be compared depends on the code alone."""
     here, there = (Card(bytes(32), code, "0.9") for code in (b"0123456789abcdef", NOT_COMPARED))
     found = difference("bob", there, "alice", here)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Parties that are killed, stopped and whose messages are late, by seed and in turns: no mass is made or lost."""
+"""Parties are killed and stopped, and messages are delayed, by a seeded schedule: no mass is created or lost."""
 
 import threading
 
@@ -21,9 +21,10 @@ START = values(CLIENTS)
 
 
 class Turns(Hall):
-    """A hall in which one party at a time does something; whose turn it is, and what goes wrong, follows from a seed.
+    """A hall in which parties act one at a time; a seed determines their order and all faults.
 
-    A tick is a turn. A message is due some ticks after it was sent. A party that is killed is back some ticks later.
+    A tick is one party's turn. A message arrives some ticks after it was sent. A killed party returns some ticks
+    later.
     """
 
     def __init__(self, clients, seed, stores):
@@ -32,7 +33,7 @@ class Turns(Hall):
         self.tick, self.turn, self.stores = 0, None, stores
         self.due, self.steps = [], dict.fromkeys(range(clients), 0)
         self.asleep = dict.fromkeys(range(clients), 0)
-        self.doomed, self.kills, self.over = {}, 0, set()  # messages until a party dies
+        self.doomed, self.kills, self.over = {}, 0, set()  # number of messages until a party dies
 
     def pass_on(self, client):
         """End a turn, and wait for the next one."""
@@ -48,7 +49,7 @@ class Turns(Hall):
         super().back(client)
 
     def play(self, check):
-        """Give turns until all are over."""
+        """Assign turns until all parties have finished."""
         while len(self.over) < self.clients:
             with self.lock:
                 self.tick += 1
@@ -74,7 +75,7 @@ class Turns(Hall):
 
 
 class TurnSeat(Seat):
-    """A member's transport in such a hall."""
+    """A member's transport in a hall with turns."""
 
     def send(self, to, step, payload):
         hall = self.hall
@@ -86,7 +87,8 @@ class TurnSeat(Seat):
                 raise ConnectionAbortedError
             if left is not None:
                 hall.doomed[self.client] = left - 1
-            for _ in range(1 + (hall.rng.random() < 0.1)):  # twice, and each as late as it may be
+            # a message may be sent twice, each copy with a random delay
+            for _ in range(1 + (hall.rng.random() < 0.1)):
                 hall.due.append((hall.tick + int(hall.rng.integers(1, 30)), to, self.client, bytes(payload)))
 
     def collect(self, step, expected):
@@ -109,7 +111,7 @@ class TurnSeat(Seat):
 
 
 def mass_of_all(stores):
-    """Of all parties and links, from what is durable: whoever has stored nothing has sent nothing."""
+    """Sum the mass of all parties and links from their stores: a party that has stored nothing has sent nothing."""
     facts = [store.load() for store in stores]
     channels = [None if each is None else each["channels"][0] for each in facts]
     total = 0.0
@@ -168,17 +170,17 @@ def test_mass_is_the_same_at_every_pause_whoever_is_killed_stopped_or_late(seed,
     hall.play(check)
     assert not failures, failures
     assert hall.kills >= 2
-    for peer in peers.values():  # nobody is taken for a liar, and each has heard enough of the others
+    for peer in peers.values():  # no party is taken for a liar, and each has received enough from the others
         assert not peer.counts.rejections["wrong-mass"]
         assert peer.counts.isolation == ""
-    assert min(least) > 0.02  # nobody has pushed away all that it had
+    assert min(least) > 0.02  # no party has sent away all its mass
     with jax.enable_x64(True):
         assert sum(float(mass) for _, mass in found.values()) == pytest.approx(CLIENTS, rel=1e-12)
         np.testing.assert_allclose(sum(np.asarray(w) for w, _ in found.values()), START.sum(0), atol=1e-11)
 
 
 def test_what_is_of_rounds_to_come_is_handed_up_at_ones_own_pace():
-    """A party that was restarted is behind: totals of the others count at once, as acknowledgments do."""
+    """After a restart a party is behind the others: their totals count at once, as acknowledgments do."""
     link = Link(1 << 20, in_step=False)
     for number, step in enumerate((7, 0, 9)):
         for header, part in split(number, step, b"%d" % step):

@@ -1,4 +1,6 @@
-"""How members end: leaving at once, while others are away, killed in the middle; nothing lost, no wait without end."""
+"""Members leave at once, while others are away, or are killed while leaving: no mass is lost, and no wait is
+endless.
+"""
 
 import threading
 import time
@@ -32,13 +34,13 @@ def start(client):
 
 
 def held(facts):
-    """The (w, ω) of a checkpoint, with what was taken in since."""
+    """Return the (w, ω) of a checkpoint, including what was received since."""
     pending, (w, mass) = facts["channels"][0]["pending"], facts["state"]
-    return w + pending[:-2], float(mass) + pending[-2]  # the last number is the mass that the engine counts
+    return w + pending[:-2], float(mass) + pending[-2]  # the last number is the mass that the engine tracks
 
 
 def leaving(hall, when, **each):
-    """All walk; those in `when` are asked to leave in that round; what came of each, and their stores."""
+    """Run all members, ask those in `when` to leave in that round, and return their results and stores."""
     stores = [Kept() for _ in range(CLIENTS)]
 
     def ask(peer, client, name, done):
@@ -58,7 +60,7 @@ def leaving(hall, when, **each):
 
 
 def check_all_of_it(states):
-    """Those who are left hold all values and masses of all."""
+    """Check that the remaining members hold all values and the mass of all members."""
     assert sum(float(mass) for _, mass in states) == pytest.approx(CLIENTS, rel=1e-12)
     np.testing.assert_allclose(sum(np.asarray(w) for w, _ in states), START.sum(0), atol=1e-11)
     assert all(mass > 0 for _, mass in states)
@@ -90,7 +92,7 @@ def test_if_all_leave_the_last_one_keeps_everything_and_says_so(seed):
 
 
 def test_nobody_leaves_while_somebody_is_away():
-    """Who is away holds no one's leave to go: it comes back, and only then is the mass transferred."""
+    """A member that is away has not agreed to a leave; the mass is transferred only after that member has returned."""
     hall, seen = Hall(CLIENTS), []
 
     def away(payload, seat):
@@ -109,7 +111,9 @@ def test_nobody_leaves_while_somebody_is_away():
 @pytest.mark.parametrize("when", ["first", "acknowledging", "done"])
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 def test_killed_while_it_drains_it_ends_with_the_same(when, loss):
-    """At its last totals, at its acknowledgments of others', or when it has said that it is done."""
+    """The member dies at its last totals, at its acknowledgments of the others' totals, or when it has said that it is
+    done.
+    """
     hall = Hall(CLIENTS, loss=loss)
 
     def dies(payload, seat):
@@ -120,7 +124,7 @@ def test_killed_while_it_drains_it_ends_with_the_same(when, loss):
             return kind == Kind.DURABLE
         return 1 in hall.done
 
-    if when == "done":  # whoever it has not told that it holds their last totals asks for that again
+    if when == "done":  # a member that got no acknowledgment of its last totals asks for it again
         hall.drops = lambda payload, seat: (
             seat.client == 1 and 1 not in hall.lost and wire.peek(payload).kind == Kind.DURABLE
         )
@@ -128,14 +132,14 @@ def test_killed_while_it_drains_it_ends_with_the_same(when, loss):
     assert 1 in hall.lost
     check_all_of_it(found)
     assert all(hall.alive.values())
-    for store, (w, mass) in zip(stores, found, strict=True):  # the result was durable before anybody was told
+    for store, (w, mass) in zip(stores, found, strict=True):  # the result was stored before it was announced
         kept_w, kept_mass = held(store.load())
         assert kept_mass == pytest.approx(float(mass), rel=1e-12)
         np.testing.assert_allclose(kept_w, w, atol=1e-12)
 
 
 def test_who_vanishes_for_good_after_it_was_done_is_closed_out_by_those_who_are_not():
-    """It has never said that it holds what 0 sent: 0 cannot end with it, and it cannot have ended without 0."""
+    """The vanished member never acknowledged 0's totals, so 0 cannot end with it, nor can it have ended without 0."""
     hall = Hall(CLIENTS, patience=20.0, close_after=0.2)
 
     def unsaid(payload, seat):
@@ -147,7 +151,7 @@ def test_who_vanishes_for_good_after_it_was_done_is_closed_out_by_those_who_are_
         dies = [lambda payload, seat: 1 in hall.done] if client == 1 else None
         try:
             return walk(hall, NETWORK, PROGRAM, start, client, dies=dies)
-        except AssertionError:  # it has no store to come back from
+        except AssertionError:  # the member has no store to restart from
             assert client == 1
             return None
 
@@ -160,7 +164,7 @@ def test_who_vanishes_for_good_after_it_was_done_is_closed_out_by_those_who_are_
 
 
 def test_killed_when_all_is_over_it_says_again_that_it_is_done(monkeypatch):
-    """Its new life took that back at whoever has not looked yet."""
+    """The restart revoked its end at members that had not looked yet, so it must announce its end again."""
     hall, ended, lives = Hall(CLIENTS, patience=20.0), threading.Event(), []
     looks = Seat.everyone_done
 
@@ -192,7 +196,7 @@ def test_killed_when_all_is_over_it_says_again_that_it_is_done(monkeypatch):
 
 
 def test_what_is_acknowledged_for_good_is_durable():
-    """Whenever somebody says that a total will not be forgotten, its store holds that total."""
+    """When a member says that it stores a total durably, its store contains that total."""
     hall, wrong, seen = Hall(CLIENTS, loss=0.2), [], []
     stores = [Kept() for _ in range(CLIENTS)]
 
@@ -214,14 +218,16 @@ def test_what_is_acknowledged_for_good_is_durable():
 
 
 def after(state, inbox, ctx):
-    """Push-sum, and a step along −x = −z/ω from where it was, as SGP with `order="gradient-after"` does."""
+    """Apply push-sum, then step along −x = −z/ω from the earlier point, as SGP with `order="gradient-after"` does."""
     z, mass = inbox.mix(state)
     return z - 0.01 * state[0] / state[1], mass
 
 
 @pytest.mark.parametrize("lives", [1, 3])
 def test_a_transfer_that_divides_by_the_mass_continues_after_a_kill(lives):
-    """An empty state has no mass to divide by: what was transferred is not transferred again."""
+    """A member whose mass is transferred has an empty state, so it must not divide by its mass or transfer it
+    again.
+    """
     program = Repeat(Exchange(lambda state, ctx: state, after, conserved=True), 30, name="descent")
     hall = Hall(CLIENTS, patience=20.0)
     store = Kept()
@@ -249,7 +255,9 @@ def test_a_transfer_that_divides_by_the_mass_continues_after_a_kill(lives):
 
 
 def test_who_is_far_behind_is_waited_for_as_long_as_it_gets_on(monkeypatch):
-    """A stage behind, at places that are long past here, slower in all than patience: that is news."""
+    """A member one stage behind counts as alive while it makes progress, even if it needs longer than `patience` in
+    all.
+    """
     hall, now = Hall(2, patience=10.0), [0.0]
     monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
     messenger = Messenger(0, Seat(hall, 0), True, PeerState(0), 3)
@@ -267,16 +275,16 @@ def test_who_is_far_behind_is_waited_for_as_long_as_it_gets_on(monkeypatch):
     for step in range(1, 6):
         hall.mail[0].append((1, wire.encode(wire.Header(0, past, step, 1, step), np.zeros(3))))
         wait(9.0)
-    hall.done[1] = frozenset()  # that it is done is, too
+    hall.done[1] = frozenset()  # the message that it is done counts as news, too
     wait(9.0)
-    hall.mail[0].append((1, wire.encode(wire.Header(0, past, 5, 1, 5), np.zeros(3))))  # the same again is none
+    hall.mail[0].append((1, wire.encode(wire.Header(0, past, 5, 1, 5), np.zeros(3))))  # a repeated message is no news
     with pytest.raises(HyperpushError, match=r"peer 0: no news within 10 s, waiting for \[1\] to be done"):
         wait(2.0)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_who_hears_nothing_gives_up_after_its_patience(leaves):
-    """The others are there, and never say that they have it."""
+    """The others are there but never acknowledge the message."""
     hall = Hall(2, patience=0.3)
     peer = Peer(0, hp.networks.FullyConnected(2), Seat(hall, 0), jax.random.key(0), tolerant=True)
     if leaves:

@@ -1,4 +1,4 @@
-"""Peers that are killed (SIGKILL) at random rounds: one comes back, one does not, the rest end with their answer."""
+"""Peers are killed (SIGKILL) at random rounds: some restart, some do not, and the others finish with their answer."""
 
 import json
 
@@ -26,7 +26,7 @@ def run(base, clients, seed, kill, restart, close_after=15.0):
 
 
 def check(names, kills, ends, found):
-    """Who is left has the average of those who are left, exactly, and all of their mass."""
+    """Check that the remaining parties hold their exact average and all of their mass."""
     gone = {kill.name for kill in kills if kill.again_after is None and ends[kill.name] == -9}
     left = [name for name in names if name not in gone]
     assert {name: ends[name] for name in left} == dict.fromkeys(left, 0)

@@ -1,4 +1,6 @@
-"""Push-sum over Zenoh on links that lose, double, delay and reorder messages: exact once all has been taken in."""
+"""Push-sum over Zenoh on links that lose, double, delay and reorder messages is exact once all messages are
+taken in.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +37,7 @@ def test_the_average_is_exact_and_no_mass_is_lost(loss, tmp_path):
             transport.close()
 
     found = together(CLIENTS, party)
-    assert sum(lost for *_, lost, _ in found) > 50  # the faults were there
+    assert sum(lost for *_, lost, _ in found) > 50  # faults did occur
     assert sum(rejected for *_, rejected in found) == 0
     np.testing.assert_allclose(sum(mass for _, mass, *_ in found), CLIENTS, rtol=1e-12)
     np.testing.assert_allclose(sum(w for w, *_ in found), values(CLIENTS).sum(0), atol=1e-11)

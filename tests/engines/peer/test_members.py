@@ -1,4 +1,4 @@
-"""A peer among members that it does not hear: it keeps its mass, and in a new view its noise is new."""
+"""A peer among silent members keeps its mass, and draws new noise in a new view."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ CLIENTS, ROUNDS = 3, 40
 
 
 class Silent:
-    """Members from whom nothing comes; client 2 is closed out at the n-th look at the mail."""
+    """Transport whose other members are silent; client 2 is removed at the n-th look at the mail."""
 
     def __init__(self, closes_at=None):
         self.closed = self.leaving = self.left = self.settled = frozenset()
@@ -55,7 +55,7 @@ def enter(state, ctx):
 
 
 push = Exchange(lambda state, ctx: state, lambda state, inbox, ctx: inbox.mix(state), conserved=True)
-# Draws a number, pushes it with a mass of 1, and shows what is left of both.
+# Draw a number, push it with a mass of 1, and return what remains of both.
 PROGRAM = Scope(Repeat(push, ROUNDS, name="average"), enter, lambda state, held, ctx: held)
 
 
@@ -69,25 +69,25 @@ def run(transport, **options):
 def test_who_hears_nobody_keeps_its_mass():
     transport = Silent()
     _, mass = run(transport)
-    # One share of a third to each of two, then nothing more: they have not said that they have seen it.
+    # The peer sends a third to each of two members, then nothing new, because they have not acknowledged it.
     assert mass == pytest.approx(1 / 3, rel=1e-6)
-    assert transport.sent == 2 * ROUNDS  # but they get the total again in every round
+    assert transport.sent == 2 * ROUNDS  # it repeats the same total to both in every round
 
 
 def test_in_a_new_view_secret_draws_are_new():
     def drawn(closes_at, secret):
         w, mass = run(Silent(closes_at), secret=secret)
-        return w / mass  # nothing came in, so both are the same part of what they were
+        return w / mass  # nothing arrives, so both shrink by the same factor
 
     secret = jax.random.key(7)
     first, again = drawn(None, secret), drawn(5, secret)
     assert abs(first - again) > 1e-3
     np.testing.assert_allclose(drawn(5, secret), again, rtol=1e-6)
-    np.testing.assert_allclose(drawn(None, None), drawn(5, None), rtol=1e-6)  # what everybody can draw stays as it is
+    np.testing.assert_allclose(drawn(None, None), drawn(5, None), rtol=1e-6)  # public draws stay the same
 
 
 def test_who_ends_is_done_in_the_view_of_those_who_are_left():
-    """The others vanish at the very moment in which it asks whether they are done."""
+    """The others vanish in the moment in which this member asks whether they are done."""
     said = []
 
     class Vanishing(Silent):

@@ -1,4 +1,6 @@
-"""A new view: what lasts around a stage starts anew with it, records begin where they were, and stages do not mix."""
+"""After a member is removed, enclosing averages restart with the stage, records are not repeated, and stages do not
+mix.
+"""
 
 import threading
 import time
@@ -21,11 +23,11 @@ NETWORK = hp.networks.FullyConnected(CLIENTS)
 START = values(CLIENTS)
 STAGE = Scope(
     push_sum(ROUNDS),
-    enter=lambda state, ctx: (jnp.zeros(7).at[0].set(ctx.client), jnp.ones(())),  # longer than what lasts
+    enter=lambda state, ctx: (jnp.zeros(7).at[0].set(ctx.client), jnp.ones(())),  # longer than the enclosing state
     leave=lambda state, inner, ctx: state,
 )
 LASTING = Exchange(lambda state, ctx: state, lambda state, inbox, ctx: inbox.mix(state), conserved=True)
-INNER, OUTER = 8, 4  # numbers in a message of the stage, and of what lasts
+INNER, OUTER = 8, 4  # numbers in a message of the stage, and of the enclosing exchange
 
 
 def start(client):
@@ -33,7 +35,9 @@ def start(client):
 
 
 def vanishing(hall, blocks):
-    """Client 2 dies for good in its third pass; 0 and 1 stop, each at a message of the size in `blocks`, until then."""
+    """Return hooks by which client 2 dies for good in its third pass, while 0 and 1 wait at a message of the given
+    size.
+    """
 
     def hook(client):
         passed = {INNER: 0, OUTER: 0}
@@ -58,7 +62,7 @@ def vanishing(hall, blocks):
 
 @pytest.mark.parametrize("blocks", [(INNER, OUTER), (OUTER, INNER), (INNER, INNER)])
 def test_what_lasts_around_a_stage_starts_anew_with_it(blocks):
-    """Some are inside the stage and some between stages: the rest hold their own mass, once."""
+    """Some members are inside the stage and some between stages; then the others hold their own mass exactly once."""
     hall = Hall(CLIENTS, close_after=0.2)
     hook = vanishing(hall, blocks)
     program = Repeat(Sequence(STAGE, LASTING), TIMES, name="outer")
@@ -67,7 +71,7 @@ def test_what_lasts_around_a_stage_starts_anew_with_it(blocks):
     def party(client):
         try:
             return walk(hall, NETWORK, program, start, client, dies=hook(client), record=record)
-        except AssertionError:  # it has no store to come back from
+        except AssertionError:  # the member has no store to restart from
             assert client == 2
             return None
 
@@ -86,7 +90,7 @@ AVERAGES = Repeat(RATIO, 2, name="outer")
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_records_of_a_stage_that_starts_anew_are_not_kept_twice(killed):
-    """One record a round, though a round was walked in two views; also by one who was killed in the stage before."""
+    """Each round has one record, even if it ran in two views or its member was killed in the stage before."""
     hall = Hall(CLIENTS, close_after=0.4)
     record = {"average": lambda state, ctx: state[1]}
 
@@ -94,7 +98,7 @@ def test_records_of_a_stage_that_starts_anew_are_not_kept_twice(killed):
         return [lambda payload, seat: numbers(payload) > 0 and wire.peek(payload).step >= steps]
 
     def pace(peer, client, name, done):
-        while client != 2 and peer.step > ROUNDS + 6 and hall.alive[2]:  # nobody ends before the third has vanished
+        while client != 2 and peer.step > ROUNDS + 6 and hall.alive[2]:  # no member ends before the third has vanished
             time.sleep(0.005)
 
     def party(client):
@@ -112,11 +116,11 @@ def test_records_of_a_stage_that_starts_anew_are_not_kept_twice(killed):
         assert peer.closed == {2}
         assert len(peer.history["average"]) == 2 * ROUNDS
         assert all(np.isfinite(row) and row > 0 for row in peer.history["average"])
-        assert peer.counts.rounds > 2 * ROUNDS  # some were walked twice
+        assert peer.counts.rounds > 2 * ROUNDS  # some rounds ran twice
 
 
 def test_who_leaves_when_the_others_have_gone_on_changes_nothing_for_them():
-    """Its mass belongs to a stage that is over: the next one averages what the others brought to it, and no more."""
+    """The leaver's mass belongs to a finished stage; the next stage averages only what the others brought to it."""
     hall = Hall(CLIENTS)
     steps = dict.fromkeys(range(CLIENTS), 0)
 
@@ -126,7 +130,7 @@ def test_who_leaves_when_the_others_have_gone_on_changes_nothing_for_them():
             while min(steps[0], steps[1]) < ROUNDS + 2:
                 time.sleep(0.005)
             peer.leave()
-        # The other two keep pace, so that they mix; they wait for the leaver in the next stage.
+        # The other two keep pace with each other so that their values mix, and wait for the leaver in the next stage.
         while client != 2 and (
             steps[client] > steps[1 - client] + 1 or (steps[client] > ROUNDS + 4 and 2 not in hall.leaving)
         ):
@@ -144,20 +148,22 @@ def test_who_leaves_when_the_others_have_gone_on_changes_nothing_for_them():
     *rest, gone = together(CLIENTS, party)
     assert gone is None
     brought = np.mean([np.asarray(peer.history["outer"][0]) for _, peer in rest], axis=0)
-    assert np.abs(brought - START[:2].mean(0)).max() > 1e-3  # the leaver's value is in it, from the stage before
+    assert np.abs(brought - START[:2].mean(0)).max() > 1e-3  # it contains the leaver's value from the stage before
     for value, peer in rest:
         assert peer.closed == set()
         np.testing.assert_allclose(value, brought, atol=1e-4)
 
 
 def test_two_who_leave_in_different_stages_do_not_wait_for_each_other():
-    """0 in the second stage, which 1 will never come to; 2 holds what both brought to that stage."""
+    """Client 0 leaves in the second stage, which client 1 never reaches; client 2 holds what both brought to that
+    stage.
+    """
     hall, handed_over, peers = Hall(CLIENTS, patience=15.0), threading.Event(), {}
 
     def look(peer, client, name, done):
         peers[client] = peer
         if client == 0 and peer.step == ROUNDS + 2:
-            while 2 not in peers or peers[2].step < ROUNDS + 2:  # both have put a third on the link to 1, for nothing
+            while 2 not in peers or peers[2].step < ROUNDS + 2:  # both have sent a third to client 1, in vain
                 time.sleep(0.005)
             peer.leave()
         if client == 1 and peer.step == 5:
@@ -166,7 +172,7 @@ def test_two_who_leave_in_different_stages_do_not_wait_for_each_other():
             peer.leave()
         while client == 2 and peer.step == ROUNDS + 4 and not {0, 1} <= hall.leaving:
             time.sleep(0.005)
-        if client == 2 and peer.step == ROUNDS + 6:  # it has given its last totals
+        if client == 2 and peer.step == ROUNDS + 6:  # the client has sent its last totals
             handed_over.wait(60)
 
     def watch(payload, seat):

@@ -1,4 +1,4 @@
-"""The peers of one process compute one after the other: XLA's pool of threads can starve otherwise."""
+"""The peers of one process compute one after the other, because XLA's thread pool can starve otherwise."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def test_one_peer_computes_at_a_time_and_stacked_linear_algebra_ends():
         with lock:
             inside += 1
             most = max(most, inside)
-        time.sleep(0.003)  # long enough for others to come in if they may
+        time.sleep(0.003)  # long enough for other peers to enter if they may
         with lock:
             inside -= 1
         return value

@@ -1,4 +1,4 @@
-"""Who vanishes for good is closed out, and what was being averaged starts anew among the rest."""
+"""A member that vanishes for good is removed, and current averages restart among the remaining members."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ CLIENTS, ROUNDS = 3, 80
 
 
 class Mortal:
-    """A transport that dies at its n-th message."""
+    """A transport whose peer dies at its n-th message."""
 
     def __init__(self, transport, messages):
         self.transport, self.remaining = transport, messages
@@ -43,7 +43,7 @@ class Mortal:
 
 
 def averages(times):
-    """Average, and average the averages, each time with mass of its own."""
+    """Return a program that averages values and then averages the averages, each time with new mass."""
     ratio = Scope(
         push_sum(ROUNDS),
         enter=lambda value, ctx: (value, jnp.ones(())),
@@ -77,7 +77,7 @@ def test_the_rest_have_the_average_of_the_rest(program, survivors):
     assert dead is None
     for state, closed, rounds in left:
         assert closed == {2}
-        assert rounds > ROUNDS * (2 if survivors == "inside" else 1)  # some were walked twice
+        assert rounds > ROUNDS * (2 if survivors == "inside" else 1)  # some rounds ran twice
         value = state if survivors == "inside" else state[0] / state[1]
         np.testing.assert_allclose(value, start[:2].mean(0), atol=1e-6)
     if survivors == "outside":
@@ -85,7 +85,7 @@ def test_the_rest_have_the_average_of_the_rest(program, survivors):
 
 
 class Killed(Mortal):
-    """A transport that dies when its peer hands its mass over, at the n-th message that says so."""
+    """A transport whose peer dies while it hands over its mass, at the n-th message of the transfer."""
 
     def send(self, to, step, payload):
         self.remaining -= wire.peek(payload).kind == wire.Kind.TRANSFER
@@ -96,7 +96,9 @@ class Killed(Mortal):
 
 
 def leavers(program, start_of, at, faults, dies_at=None):
-    """All walk `program`, and client 2 is asked to leave at (loop, iteration); what the others hold at the end."""
+    """Run `program` on all clients, ask client 2 to leave at (loop, iteration), and return what the others hold at the
+    end.
+    """
     places = Places(CLIENTS)
     network = hp.networks.RandomDirected(CLIENTS, probability=(0.4, 0.8))
 
@@ -119,7 +121,7 @@ def leavers(program, start_of, at, faults, dies_at=None):
         except Left:
             return None
         except ConnectionAbortedError:
-            return party(client, store, None)  # the same peer, started again
+            return party(client, store, None)  # the same peer, restarted
         finally:
             transport.close()
 
@@ -145,7 +147,7 @@ def test_who_leaves_hands_its_mass_over_even_if_it_is_killed_while_it_does(dies_
 
 
 def test_who_leaves_at_the_end_of_a_stage_does_not_stop_the_next():
-    """However far the others are by then, they agree in the end, on something between what all began with."""
+    """Wherever the others are by then, they finally agree on a value between the initial ones."""
     start = values(CLIENTS)
     *left, gone = leavers(averages(2), lambda client: jnp.asarray(start[client]), ("average", ROUNDS - 1), Faults())
     assert gone is None
@@ -154,7 +156,8 @@ def test_who_leaves_at_the_end_of_a_stage_does_not_stop_the_next():
         np.testing.assert_allclose(value, left[0][0], atol=1e-6)
         assert np.all(value >= start.min(0) - 1e-9)
         assert np.all(value <= start.max(0) + 1e-9)
-        # Not what the two would find without the third: by then its value had been mixed in for a whole stage.
+        # The result differs from the average of the other two, because the leaver's value was mixed in for a whole
+        # stage.
         assert np.abs(value - start[:2].mean(0)).max() > 0.1 * np.abs(start.mean(0) - start[:2].mean(0)).max()
 
 

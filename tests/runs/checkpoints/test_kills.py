@@ -1,4 +1,4 @@
-"""Runs that are killed with SIGKILL: the same files as if they had been left alone."""
+"""Runs that are killed with SIGKILL write the same files as undisturbed runs."""
 
 import json
 import os
@@ -27,6 +27,7 @@ def compare(folder: Path, kills: int, seed: int) -> None:
     assert json.loads((alone / "result.json").read_text())["norms"][0] > 0.1
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_twice(tmp_path):
     compare(tmp_path, 2, 0)
 

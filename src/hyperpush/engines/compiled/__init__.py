@@ -1,1 +1,1 @@
-"""The compiled engines: programs become XLA loops over stacked clients, started by a thin loop on the host."""
+"""Compiled engines: a program becomes XLA loops over stacked clients, which a thin loop on the host starts."""

@@ -1,4 +1,4 @@
-"""The compiled parts of a run: some iterations of a loop, or one pass through a node.
+"""Chunks are the compiled parts of a run: some iterations of a loop, or one pass through a node.
 
 This module also decides which arrays of a large state a chunk may overwrite, and the length of chunks.
 """
@@ -24,10 +24,10 @@ from hyperpush.engines.result import Recorder, RecordFunction
 from hyperpush.programs import Path, Repeat, Role, at, leaf_of
 
 FIRST_CHUNK = 16
-LIGHT = 10**8  # leaves times the numbers of all clients' states: about a second of work
+LIGHT = 10**8  # number of functions in a loop body times the size of all clients' states: about a second of work
 CHUNK_SECONDS = 0.5
 RECORDS_PER_CHUNK = 4096
-LARGE = 1 << 28  # bytes of all states above which overwriting them pays
+LARGE = 1 << 28  # bytes; states larger than this are overwritten in place, to save memory
 
 
 Span = tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]]
@@ -35,7 +35,7 @@ Leaf = tuple[Role | None, RecordFunction | None]
 
 
 class PassResult(NamedTuple):
-    """Result of one pass."""
+    """Result of one pass through a node of a program."""
 
     carry: Carry
     finite: Bool[Array, ""]  # True if all numbers of all clients are finite
@@ -48,14 +48,17 @@ class ChunkResult(NamedTuple):
     finite: Bool[Array, ""]
     records: PyTree  # recorded rows, in buffers that may be larger
     clocks: PyTree  # clock of each row
-    reached: Int[Array, ""]  # the next iteration
+    reached: Int[Array, ""]  # number of the next iteration
     ended: Bool[Array, ""]  # True if all clients agreed to end
 
 
 def run_chunk(
     context: Interpreter, path: Path, recording: Recording | None, carry: Carry, key: PRNGKeyArray, numbers: Span
 ) -> ChunkResult:
-    """Run iterations start…stop−1 of a loop on one block of clients; `numbers` are the outer round, start and stop."""
+    """Run iterations start…stop−1 of a loop on one block of clients.
+
+    `numbers` holds the iteration of the enclosing loop, then start and stop.
+    """
     visit = Visit(at(context.recipe.program(), path), key, numbers[0], path)
     after, recorded, reached, ended = context.loop(visit, carry, *numbers[1:], recording)
     records, clocks = (None, None) if recorded is None else recorded
@@ -65,21 +68,21 @@ def run_chunk(
 def run_pass(
     context: Interpreter, path: Path, leaf: Leaf, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""]
 ) -> PassResult:
-    """Run one pass through a node on one block of clients, or through one `leaf` of the node.
+    """Run one pass through a node, or one function of the node (`leaf`), on one block of clients.
 
-    A record is not a leaf of a program, so its function is given.
+    The function of a recorder is not part of the program, so `leaf` holds it.
     """
     visit, (role, record) = Visit(at(context.recipe.program(), path), key, round, path), leaf
     if role is None:
         after = context.run(visit, carry)
-    else:  # these two get another node's result besides the state
+    else:  # LEAVE and RECEIVE take two arguments: the state, and the result of the scope or exchange
         parts = carry.states if role in (Role.LEAVE, Role.RECEIVE) else (carry.states,)
         f = leaf_of(visit.node, role) if record is None else record
         after = with_states(carry, context.apply(f, role, visit, *parts))
     return PassResult(after, all_finite(context, after))
 
 
-# Placement of the results besides the carry: records have the clients on axis 1.
+# Placement on devices of all results except the carry: records have the clients on axis 1.
 _OTHERS = {
     ChunkResult: (P(), P(None, AXIS), P(), P(), P()),
     PassResult: (P(),),
@@ -91,7 +94,7 @@ _OTHERS = {
 class _Handed:
     """Placeholder for an argument that is returned unchanged, which a compiled function would copy."""
 
-    place: int  # among the leaves of the arguments
+    place: int  # position of the argument among the leaves of all arguments
 
 
 def _call(given: tuple[Any, ...], donated: PyTree) -> Any:
@@ -123,10 +126,11 @@ def _call(given: tuple[Any, ...], donated: PyTree) -> Any:
 def call_compiled(
     function: Callable[..., Any], context: Interpreter, static: tuple[Any, ...], *arguments: Any, donated: PyTree = None
 ) -> Any:
-    """Return function(context, *static, *arguments), compiled; block by block on several devices.
+    """Return function(context, *static, *arguments), compiled. With several devices, each runs its block of clients.
 
-    The first argument is a carry. Its missing arrays are in `donated` and are overwritten. Arguments that are returned
-    unchanged are the same arrays, not copies. A new number in the context's recipe needs no recompilation.
+    The first of `arguments` is a carry. Its missing arrays are in `donated` and are overwritten. Arguments that the
+    function returns unchanged come back as the same arrays, not copies. A new number in the context's recipe needs no
+    recompilation.
     """
     given = (function, context, static, *arguments)
     arrays = jax.tree.leaves(given)
@@ -135,9 +139,10 @@ def call_compiled(
 
 
 def split_donatable(tree: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the arrays that share memory with `kept` or others here, and the arrays that may be overwritten.
+    """Split the arrays of `tree` into those to keep and those that may be overwritten.
 
-    Both have the structure of `tree`, with None in place of arrays of the other.
+    To keep are arrays that share memory with `kept` or with each other. Both results have the structure of `tree`, with
+    None where the other result has an array.
     """
     counted = Counter(place for leaf in jax.tree.leaves(tree) for place in _memory(leaf))
     taken = {place for leaf in jax.tree.leaves(kept) for place in _memory(leaf)}
@@ -159,33 +164,33 @@ def _memory(leaf: Any) -> list[int]:
 
 @dataclass
 class ChunkSchedule:
-    """The length of the next compiled chunk of a loop.
+    """Rule for the length of the compiled chunks of one loop.
 
     Chunks begin short and double while they are quick. They become long enough to be cheap to manage, but stay short
     enough to show progress and to save checkpoints. Chunk boundaries never change results.
     """
 
     node: Repeat
-    every: int  # iterations between two records
+    every: int  # iterations between two recorded rows
     recorder: Recorder | None
-    rows: int  # capacity of one chunk in records, besides that of the entry
+    rows: int  # largest number of recorded rows in a chunk, without the row recorded before the first iteration
     length: int  # iterations of the next chunk
-    compiling: bool = True  # the next chunk pays for compilation
+    compiling: bool = True  # True if the time of the next chunk includes compilation
 
     @classmethod
     def of(cls, node: Repeat, weight: int, every: int, recorder: Recorder | None) -> "ChunkSchedule":
         rows = max(0 if recorder is None else recorder.count(node.at_most, every) - recorder.entry, 1)
-        if node.times is not None:  # in one chunk, because the number of iterations is read at the start of the loop
+        if node.times is not None:  # one chunk, because clients compute the number of iterations at the loop's start
             return cls(node, every, recorder, rows, node.at_most)
         length = max(1, min(FIRST_CHUNK, LIGHT // max(weight, 1)))
         return cls(node, every, recorder, min(rows, RECORDS_PER_CHUNK), length, length == FIRST_CHUNK)
 
     def recording(self) -> Recording | None:
-        """Return the recording of a chunk; None without a recorder."""
+        """Return the buffer size and recorder for a chunk; None without a recorder."""
         return self.recorder and Recording(self.recorder, self.every, self.rows + self.recorder.entry)
 
     def end_of_chunk(self, done: int, hooks: Iterable[Hook]) -> int:
-        """Return the iteration before which the next chunk stops."""
+        """Return the iteration before which the next chunk stops, if `done` iterations are complete."""
         most, every = self.node.at_most, self.every
         stop = min(done + self.length, most)
         if self.node.times is not None:
@@ -199,7 +204,7 @@ class ChunkSchedule:
         return stop if stop == most else min(max(stop // every, done // every + 1) * every, most)
 
     def adapt(self, seconds: float) -> None:
-        """Double the length until a chunk is cheap to manage. All processes decide alike."""
+        """Double the length of chunks if the last one was quick. All processes make the same decision."""
         if processes.agree(seconds < CHUNK_SECONDS or self.compiling, False)[0]:
             self.length *= 2
         self.compiling = False

@@ -1,10 +1,10 @@
-"""Lowering and compilation of heavy programs: those of the engines, and those that verbs make of whole runs.
+"""Lower and compile large programs: the chunks of engines, and functions in which verbs combine whole runs.
 
 Compiled programs are cached by the structure of their arguments and the shapes of the arrays. The lowering rules here
 apply only to the programs of this package; JAX's own rules stay unchanged for the rest of the process.
 
-Programs with little work are compiled with fewer optimizations. `effort.py` selects them from their structure alone, so
-the same call gives the same bits.
+Programs with little work are compiled with fewer optimizations. `effort.py` decides by their structure alone, so the
+same call always gives bitwise the same result.
 """
 
 from collections import OrderedDict
@@ -21,8 +21,9 @@ from jaxtyping import PyTree
 from hyperpush.base.settings import keep_compiled_code
 from hyperpush.engines.compiled import convolutions
 
-# XLA's options by level of optimization. Compared with "full", "quick" compiles in a third of the time, and its loops
-# run up to eight times as long. "light" compiles in four fifths of the time, and its loops run up to twice as long.
+# XLA's options for each level of optimization. Compared with "full", level "quick" compiles in a third of the time, but
+# its loops take up to eight times as long. Level "light" compiles in four fifths of the time, and its loops take up to
+# twice as long.
 Level = Literal["quick", "light", "full"]
 _FEWER_PASSES = {"xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False}
 OPTIONS: dict[Level, dict[str, Any] | None] = {
@@ -44,7 +45,7 @@ SETTINGS = (
 
 
 class Compiled(NamedTuple):
-    """A compiled program, and its results other than arrays."""
+    """A compiled program, and those of its results that are not arrays."""
 
     run: Callable[..., Any]
     static: list[Any]  # one entry, filled by the trace
@@ -52,17 +53,17 @@ class Compiled(NamedTuple):
 
 @dataclass
 class CompileCounts:
-    """Compilations inside a `counting` block, their lines of StableHLO, and the bytes of the largest program."""
+    """Statistics of the compilations inside a `counting` block."""
 
     compilations: int = 0
     lines: int = 0
     levels: list[Level] = field(default_factory=list)
-    peak: int = 0  # arguments, results and temporaries, by XLA's account
+    peak: int = 0  # bytes of arguments, results and temporaries of the largest program, as XLA reports them
 
 
 @dataclass(frozen=True, eq=False)
 class Fixed:
-    """A part of the arguments that the host examines during the trace: structure, compared by identity."""
+    """Wrapper for an argument whose values the host reads during the trace. It is static and compared by identity."""
 
     value: Any
 
@@ -83,18 +84,18 @@ def call(
     donated: PyTree = None,
     level: Level | Callable[[Any], Level] = "full",
 ) -> PyTree:
-    """Return `function(given, donated)`, compiled at a level; the arrays of `donated` may be overwritten.
+    """Return `function(given, donated)`, compiled at an optimization level. Arrays of `donated` may be overwritten.
 
     The level may be a function of the traced program, such as `effort.level_of_one_run` or `effort.Choice`.
 
-    Arrays and NumPy numbers are arguments of the compiled program; everything else is structure. The function may also
-    return other objects than arrays, if these depend on structure alone.
+    Arrays and NumPy numbers are arguments of the compiled program. All other leaves are static: another value compiles
+    another program. The function may also return objects other than arrays, if these depend on static leaves alone.
     """
     if getattr(jax.config, "jax_disable_jit"):  # noqa: B009, JAX makes it when it runs
         return function(given, donated)
     leaves, structure = jax.tree.flatten((given, donated))
     arrays = [leaf if isinstance(leaf, ARRAYS) else None for leaf in leaves]
-    # Lists, because generators take ten times as long for many leaves.
+    # Lists, because generators take ten times as long if there are many leaves.
     others = tuple([leaf if array is None else None for leaf, array in zip(leaves, arrays, strict=True)])
     kinds = [
         each
@@ -122,7 +123,7 @@ def clear() -> None:
 
 @contextmanager
 def counting() -> Iterator[CompileCounts]:
-    """Count the compilations in the block."""
+    """Count the compilations in a `with` block."""
     counts = CompileCounts()
     _counting.append(counts)
     try:
@@ -166,6 +167,6 @@ def _compile(
 
 
 def _peak(found: Any) -> int:
-    """Return the bytes that a program needs; donated arguments hold results. 0 where XLA does not tell."""
+    """Return the bytes that a program needs; 0 if XLA does not report them. Results may reuse donated arguments."""
     sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
     return sum(getattr(found, name, 0) for name in sizes) - getattr(found, "alias_size_in_bytes", 0)

@@ -1,4 +1,4 @@
-"""Compose several rounds of an average into one operator, because links do not depend on the values."""
+"""Multiply the mixing matrices of several averaging rounds into one, because links do not depend on the values."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from hyperpush.networks.mixing import mixing_matrix
 
 
 def composes(network: Network, floats: int) -> bool:
-    """Return True if the rounds of an average of `floats` numbers are composed into one operator.
+    """Return True if it is faster to multiply the mixing matrices of an average of `floats` numbers per client.
 
-    S products of n×n matrices are cheaper than S products with the values only if n is below their width. For tiny n
-    only the number of operations matters.
+    S products of n×n matrices cost less than S products of such a matrix with n×`floats` values if n is below `floats`.
+    For tiny n only the number of operations matters.
     """
     n = network.clients
     links = jax.eval_shape(lambda: network.links(jax.random.key(0), 0, jnp.arange(n), "ones"))
@@ -23,7 +23,7 @@ def composes(network: Network, floats: int) -> bool:
 def compose_rounds(
     network: Network, key: PRNGKeyArray, step: Int[Array, ""], rounds: int, weights: Weights
 ) -> tuple[Float[Array, "n n"], Int[Array, " n"]]:
-    """Return the n×n operator of `rounds` steps from `step` on, and the number of messages of each client."""
+    """Return the product of the mixing matrices of `rounds` steps from `step` on, and each client's message count."""
     n = network.clients
 
     def at(step: Int[Array, ""]) -> tuple[Array, Bool[Array, "n n"]]:

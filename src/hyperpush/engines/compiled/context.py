@@ -1,4 +1,4 @@
-"""The common context of all parts of a run, and the placement of its arrays."""
+"""The context that all compiled parts of a run share, and the placement of its arrays on devices."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,20 +26,20 @@ R = TypeVar("R", bound="RunContext")
 
 
 class RunContext(eqx.Module):
-    """A run: its network, its clients' data, its keys, and the placement of its clients."""
+    """The fixed inputs of a run: its network, its clients' data, its keys, and the placement of clients on devices."""
 
     network: Network
     placement: Placement
     data: PyTree
-    network_key: PRNGKeyArray  # of the network's realization
+    network_key: PRNGKeyArray  # key for the network's random links
     faults_key: PRNGKeyArray
     recipe: ProgramRecipe
     faults: Faults | None = None
-    tree: Tree | None = None  # for programs with averages along a tree
-    tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # paths of these averages
+    tree: Tree | None = None  # None for programs without averages along a tree
+    tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # paths of averages along the tree
     agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach all clients
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
-    level: Level | Choice = eqx.field(static=True, default="full")  # of compiling, see `compile.py`
+    level: Level | Choice = eqx.field(static=True, default="full")  # compiler optimizations, see `compile.py`
     mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device
 
     @classmethod
@@ -52,7 +52,10 @@ class RunContext(eqx.Module):
         recipe: ProgramRecipe,
         **options,
     ) -> R:
-        """Return the run of a key, with each client's data on its device. `options` are the other fields."""
+        """Return the context of a run with this key, and put each client's data on its device.
+
+        `options` are the other fields.
+        """
         bare = cls(network, placement, None, key, key, recipe, **options)
         own = bare.replicate((keys.network_key(key), keys.faults_key(key)))
         return replace(bare, data=bare.place(data), network_key=own[0], faults_key=own[1])

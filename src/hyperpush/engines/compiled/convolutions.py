@@ -1,10 +1,12 @@
-"""Convolutions inside loops on the CPU, at the speed of convolutions outside of loops.
+"""Make convolutions inside loops on the CPU as fast as those outside of loops.
 
-XLA rewrites convolutions to the order of axes that its fast kernels need, but only in the entry computation. Inside
-the body of a loop, other orders (each gradient by a kernel, all of NCHW) run as scalar loops, ten to twenty times as
-slow. So programs are lowered with the fast order written out: transpose, convolve, transpose. The rule applies after
-differentiation and batching, so it covers gradients, batches and products. Groups are computed one by one, because
-grouped convolutions also lack a fast kernel. A batch of clients with one kernel each is such a convolution.
+XLA rewrites convolutions to the order of axes that its fast kernels need, but only outside of loops. Inside the body
+of a loop, other orders run as scalar loops, ten to twenty times as slow. Other orders occur in each gradient with
+respect to a kernel, and in all NCHW convolutions. So programs are lowered with the fast order written out: transpose,
+convolve, transpose. The rule applies after differentiation and batching, so it covers gradients, batches and products.
+
+Grouped convolutions also lack a fast kernel, so groups are computed one by one. A batch of clients with one kernel each
+is such a grouped convolution.
 
 JAX lacks a public name for lowering rules of one program. If a private name or keyword has moved, programs are lowered
 without the rule.
@@ -35,8 +37,8 @@ except (ImportError, AttributeError, TypeError, ValueError):
     mlir = PRIMITIVE = PLAIN_RULE = None
     SUPPORTED = False
 
-# Limit of groups that are written out one by one; more are a loop. 10 groups take 6 ms written out and 12 ms as a loop.
-# 40 take 23 ms either way, but compile in 3.9 and 0.6 s.
+# Largest number of groups that are written out one by one; more groups run as a loop. 10 groups take 6 ms written out
+# and 12 ms as a loop. 40 groups take 23 ms either way, but compile in 3.9 s written out and in 0.6 s as a loop.
 MOST_GROUPS = 16
 
 
@@ -72,7 +74,7 @@ def _convolve(
     batch_group_count: int,
     **options: Any,
 ) -> jax.Array:
-    """Compute the same convolution in the fast order, group by group."""
+    """Compute a convolution in the fast order of axes, group by group."""
     inputs, kernels, outputs = dimension_numbers
     rows = jnp.transpose(lhs, (inputs[0], *inputs[2:], inputs[1]))
     kernel = jnp.transpose(rhs, (*kernels[2:], kernels[1], kernels[0]))
@@ -96,6 +98,6 @@ def _convolve(
 
 
 def split_axis(array: jax.Array, parts: int, axis: int) -> jax.Array:
-    """Return the equal parts of an axis, stacked on a new first axis."""
+    """Split an axis into equal parts, and stack the parts on a new first axis."""
     size = array.shape[axis] // parts
     return jnp.moveaxis(array.reshape(*array.shape[:axis], parts, size, *array.shape[axis + 1 :]), axis, 0)

@@ -1,4 +1,4 @@
-"""Estimate the work of a run from its structure alone, to select the compile level and compilation in one piece."""
+"""Estimate the work of a run from its structure, to choose compiler optimizations and whether to use a single call."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,30 +14,32 @@ from hyperpush.networks.trees import Tree, WaitingTree
 from hyperpush.programs import Path, Profile, bytes_of, one_client
 from hyperpush.programs.operations import DRAWN, OPEN_ENDED, equations, operations
 
-STARTED = 100_000  # operations in the time to start one leaf or one exchange, about 0.5 µs
+STARTED = 100_000  # operations computed in the time that it takes to start a function or an exchange, about 0.5 µs
 # Programs with less work per equation are compiled at level "quick" or "light". An equation takes about a millisecond
-# more to compile fully than quickly, and a quick program computes about a tenth as fast (docs/results/benchmarks.md).
+# longer to compile at level "full" than at "quick", but a quick program computes about a tenth as fast
+# (docs/results/benchmarks.md).
 QUICK = 150_000
 LIGHT = 800_000
 ONCE = 4_000_000_000  # operations that take 0.15 s in a quick program
-# A run with fewer operations is compiled in one piece if it is not watched: it takes up to about a second.
+# A run with fewer operations is a single compiled call if no hook observes it. It takes up to about a second.
 WHOLE = 100_000_000_000
-# Clients with more bytes than this are computed in turn: about what the cache of one core holds. Larger arrays leave
-# the cache when all clients are computed at once, so that saves no time (docs/results/benchmarks.md).
+# Clients with more bytes than this are computed one after another. It is about the size of one core's cache: computing
+# all clients at once saves no time if their arrays exceed the cache (docs/results/benchmarks.md).
 HEAVY = 1 << 20
 
 
 def clients_at_a_time(found: Profile, data: PyTree) -> int | None:
-    """Return 1 if a client's state and the largest array that it computes are large, else None: all at once.
+    """Return the number of clients to compute at a time: 1 if clients are large, else None for all at once.
 
-    Large is more than `HEAVY`, and more than the client's data, which each turn copies.
+    A client is large if its state and the largest array that it computes take more bytes than `HEAVY`, and more than
+    its data, which each turn copies.
     """
     heavy = found.heaviest
     return 1 if heavy > max(HEAVY, bytes_of(one_client(data))) else None
 
 
 class Choice(NamedTuple):
-    """The choice of a compile level for a run with `size` operations: it spends effort where there is work."""
+    """Function that chooses the level of compiler optimizations for a run with `size` operations."""
 
     size: int
 
@@ -47,14 +49,15 @@ class Choice(NamedTuple):
 
 
 def level_of_one_run(jaxpr: Jaxpr) -> Level:
-    """Return the compile level of a program that runs once: a check, or the costs at the end of a study."""
+    """Return the level of compiler optimizations for a program that runs once, such as a check of a task."""
     return "quick" if operations(jaxpr) < ONCE else "full"
 
 
 def effort(found: Profile, network: Network, tree: Tree | None = None) -> int:
-    """Return the operations of one run for all clients. Loops that clients end count as at most 30 passes.
+    """Return the number of operations of one run for all clients.
 
-    An average along the `tree` counts the rounds in which it is expected to wait for links.
+    Loops that clients agree to end count as at most 30 iterations. An average along the `tree` also counts the rounds
+    in which it is expected to wait for links.
     """
     passes: dict[Path, int] = {(): 1}
     for body, around, loop in found.loops:
@@ -70,7 +73,7 @@ def effort(found: Profile, network: Network, tree: Tree | None = None) -> int:
 
 
 def links_of(network: Network) -> int:
-    """Return the size of the arrays that hold the links of all clients."""
+    """Return the number of entries in the arrays that hold the links of all clients."""
     leaves, structure = jax.tree.flatten(network)
     kinds = [(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf for leaf in leaves]
     return _links_of(structure, tuple(kinds))

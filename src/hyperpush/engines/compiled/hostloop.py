@@ -1,7 +1,7 @@
-"""The thin host loop of the compiled engines: it walks the outer nodes of a program and runs loops in compiled chunks.
+"""The host loop of the compiled engines: it walks the outer nodes of a program, and runs loops in compiled chunks.
 
-Between chunks it checks that the numbers are finite and calls the hooks of the run. Chunk boundaries never change
-results. A run resumes at a path, because the profile knows the shapes of the state everywhere.
+Between chunks it checks that all numbers are finite, and calls the hooks of the run. Chunk boundaries never change
+results. A run can resume at any node, because the program's profile holds the shapes of the state at each path.
 """
 
 import time
@@ -53,11 +53,11 @@ from hyperpush.programs import (
 )
 from hyperpush.programs.counting import Work
 
-# The host enters loop bodies with more leaves than this, so chunks stay short and progress is visible.
+# The host steps through loop bodies with more functions than this, so chunks stay short and progress is visible.
 LEAVES_PER_CHUNK = 10_000
-SHORT = 2_000  # limit of leaves of a program that is compiled as a whole
-# Leaves times the numbers of all clients' states, which may take minutes. Heavier work is not run in a single call,
-# which could be neither watched nor saved.
+SHORT = 2_000  # largest number of function calls in an unrecorded program that runs as a single compiled call
+# Largest work (see `HostLoop.weight`) of a single compiled call. It may take minutes; a longer call would show no
+# progress and save no checkpoints.
 HEAVY = 10**10
 
 
@@ -72,15 +72,15 @@ class HostLoop:
         self.history = RecordedRows(
             profile, {name: [] for name in self.recorders}, {name: [] for name in self.recorders}
         )
-        self.extra = Work()  # work of clients with the answers of servers in plain Python
+        self.extra = Work()  # clients' work with the answers of servers in plain Python, which the profile lacks
         self.answered: dict[Path, Work] = {}
-        self.trail: Trail = ()  # loops that the host steps through, and their iterations
+        self.trail: Trail = ()  # loops that the host is stepping through, with their iterations
         self.held: list[State] = []  # states outside of each enclosing scope
-        self.target: Trail = ()  # place where the run resumes; (): here
+        self.target: Trail = ()  # loops down to the place where the run resumes; (): the place is reached
         self.saved: tuple[Carry, list[State]] | None = None  # carry and states to resume with
 
     def run(self, carry: Carry, key: PRNGKeyArray) -> Carry:
-        """Run the whole program; after a divergence, the error carries the rows recorded so far."""
+        """Run the whole program. If it diverges, the error holds the rows recorded so far."""
         try:
             return self.run_program(carry, key)
         except Diverged as error:
@@ -90,7 +90,7 @@ class HostLoop:
             raise
 
     def run_program(self, carry: Carry, key: PRNGKeyArray) -> Carry:
-        """Run the whole program: compile a short one as a whole, and walk others."""
+        """Run the whole program: a short one as a single compiled call, a longer one node by node."""
         carry = strong(carry)
         self.structure = Structure(self.context, self.profile, carry, self.recorders)
         self.key, self.step, after = key, carry.clock.now(), None
@@ -101,20 +101,20 @@ class HostLoop:
             after = None if self.target else self.saved[0]
         elif self.is_short():
             after = self.compile_whole(carry, key)
-        if after is None:  # long, resumed, or diverged; the walk finds the place of a divergence
+        if after is None:  # the program is long, resumed, or has diverged; then the walk finds where
             after = self.walk(Visit(self.recipe.program(), key), carry)
         for hook in self.hooks:
             hook.keep_result(self, self.snapshot((), after))
         return after
 
     def is_short(self) -> bool:
-        """Return True if one call can run the whole program: it ends soon, and it needs no observation on the way."""
+        """Return True if a single compiled call can run the program: it ends soon, and no hook observes it."""
         if self.watched or self.profile.has_host_server:
             return False
         leaves = self.profile.leaves
         if not self.recorders and leaves <= SHORT and self.weight(leaves, ()) <= HEAVY:
             return True
-        # On lossy links a single program rounds worse: the error of TrackedHGP was ten times that of separate chunks.
+        # On lossy links a single call has larger rounding errors: ten times those of separate chunks in TrackedHGP.
         if ambient().hooks or self.effort > WHOLE or self.context.faults is not None:
             return False
         if bytes_of(self.structure.start.states) >= chunks.LARGE:
@@ -125,7 +125,7 @@ class HostLoop:
         )
 
     def compile_whole(self, carry: Carry, key: PRNGKeyArray) -> Carry | None:
-        """Return the result of the program from one call; None if it diverged."""
+        """Run the program in a single compiled call, and return the carry at its end; None if it diverged."""
         result = call_compiled(run_whole, self.context, (dict(self.recorders), self.every), carry, key)
         if not bool(result.finite):
             return None
@@ -139,14 +139,14 @@ class HostLoop:
         return after
 
     def weight(self, leaves: int, path: Path) -> int:
-        """Return the work of one pass through a node at a path: leaves times the numbers of all clients' states."""
+        """Return the work of a pass through the node at `path`: its function calls times the size of all states."""
         numbers = sum([leaf.size for leaf in jax.tree.leaves(self.profile.states[path])])
         return leaves * numbers * self.context.network.clients
 
     # ------------------------------------------------------------------------- the walk
 
     def walk(self, visit: Visit, carry: Carry) -> Carry:
-        """Run one pass through a node; a resumed run skips its completed part."""
+        """Run one pass through a node. In a resumed run, skip the part that was complete."""
         node = visit.node
         if isinstance(node, Sequence) and has_loop(node):
             first = self.target[-1][0][len(visit.path)] if self.resumes(visit.path) else 0
@@ -165,11 +165,11 @@ class HostLoop:
         return check_clock(after)
 
     def resumes(self, path: Path) -> bool:
-        """Return True if the run resumes at this path or below."""
+        """Return True if the place where the run resumes is at this path or below."""
         return bool(self.target) and self.target[-1][0][: len(path)] == path
 
     def enter(self, visit: Visit, carry: Carry) -> Carry:
-        """Run a scope, which has its own state."""
+        """Run a scope, whose body has its own state."""
         if self.resumes(visit.path) and self.saved is not None:
             self.held.append(self.saved[1][len(self.held)])
         else:
@@ -181,17 +181,17 @@ class HostLoop:
     def attempt(
         self, visit: Visit, carry: Carry, role: Role | None = None, record: RecordFunction | None = None
     ) -> tuple[Carry, bool]:
-        """Return the carry after a node or one of its leaves, and True if it is finite."""
+        """Run a node or one of its functions. Return the new carry, and True if all its numbers are finite."""
         static = (visit.path, (role, record))
         after, finite = call_compiled(run_pass, self.context, static, carry, visit.key, np.int32(visit.round))
         return strong(after), bool(finite)
 
     def apply(self, role: Role, visit: Visit, carry: Carry, record: RecordFunction | None = None) -> Carry:
-        """Return the carry after one leaf of a node."""
+        """Run one function of a node, and return the new carry."""
         return self.attempt(visit, carry, role, record)[0]
 
     def repeat(self, visit: Visit, carry: Carry) -> Carry:
-        """Run a loop in compiled chunks, or step by step where chunks are impossible."""
+        """Run a loop in compiled chunks, or step by step if the host must run its body."""
         done, resumed = 0, self.resumes(visit.path)
         if resumed and self.saved is not None:
             done = dict(self.target)[visit.path]
@@ -201,10 +201,10 @@ class HostLoop:
         return run(visit, carry, done, not resumed)
 
     def needs_host(self, node: Repeat, path: Path) -> bool:
-        """Return True if the host must step through the body."""
+        """Return True if the host must step through the body of a loop."""
         recorded = contains(node.body, lambda each: isinstance(each, Repeat) and each.name in self.recorders)
         if recorded or contains(node.body, is_host_server):
-            if node.agreed:  # only compiled code can end a loop of a length decided by the clients
+            if node.agreed:  # only compiled code can run a loop whose length the clients decide
                 given = "around a recorded loop or a server in plain Python"
                 raise InvalidInput(f"{node.name}: until or times", given, "a fixed number")
             return True
@@ -296,7 +296,7 @@ class HostLoop:
     # ------------------------------------------------------------------------- records and hooks
 
     def record(self, visit: Visit, recorder: Recorder, when: Visit, carry: Carry, iterations: int) -> None:
-        """Record a row of a loop whose body the host walks, after a number of iterations."""
+        """Record a row of a loop whose body the host walks. `iterations` are complete."""
         made = self.apply(Role.RECORD, when, carry, recorder.f).states
         clock = np.asarray(processes.gather(carry.clock.row()))[None]
         self.note(visit.node.name, jax.tree.map(lambda v: v[None], made), clock, [iterations])
@@ -315,7 +315,7 @@ class HostLoop:
         tell_rows(self.hooks, name, iterations, records)
 
     def boundary(self, visit: Visit, done: int, iterations: int, carry: Carry) -> None:
-        """Call the hooks between two chunks with the progress of the run; they may end it."""
+        """Report the progress between two chunks to the hooks, which may end the run with an error."""
         trail, before, self.step = (*self.trail, (visit.path, done)), self.step, carry.clock.now()
         rounds = max(iterations, self.step - before)
         cursor = Cursor(trail, visit.node.name, done, visit.node.at_most, iterations, rounds)
@@ -324,7 +324,7 @@ class HostLoop:
             hook.between_chunks(cursor, snapshot)
 
     def snapshot(self, trail: Trail, carry: Carry) -> Callable[[], Snapshot | None]:
-        """Return a function that takes a snapshot of this moment, now or later."""
+        """Return a function that returns a snapshot of the run as it is now, even if it is called later."""
         return partial(take, self.structure, trail, carry, list(self.held), self.history.copy(), Counter(self.extra))
 
 
@@ -336,8 +336,8 @@ def check_clock(carry: Carry) -> Carry:
         )
     if bool(carry.clock.split):
         raise HyperpushError(
-            "clients disagree about the end of a loop: `times`, or `until` with common=True, differs between them "
-            "(programs.decide.decide_at_root lets one decide), or a vote did not reach all clients in time"
+            "clients disagree about the end of a loop, or a vote did not reach all clients in time. `times`, or "
+            "`until` with common=True, may differ between them; programs.decide.decide_at_root lets one decide"
         )
     return carry
 
@@ -352,7 +352,7 @@ def strong(tree: PyTree) -> PyTree:
 
 
 def first(rows: Array, count: int) -> Array:
-    """Return the first rows; without computation if these are all rows."""
+    """Return the first `count` rows; the same array if there are no more."""
     return rows if rows.shape[0] == count else rows[:count]
 
 

@@ -1,4 +1,4 @@
-"""The interpreter of the compiled engines: a program's tree becomes one XLA program over stacked clients.
+"""The interpreter of the compiled engines turns a tree of nodes into one XLA program over stacked clients.
 
 It works on blocks of clients (`placement.py`): all clients on one device, or one block per device. States, messages and
 data have the block's clients on axis 0.
@@ -42,33 +42,33 @@ from hyperpush.programs.profile import LEARNING
 
 
 class Clock(eqx.Module):
-    """Network time, and counts of past events."""
+    """Network time, and counts of exchanges and other events so far."""
 
     time: Tally  # every exchange takes one step of network time
-    passes: dict[Path, Tally]  # passes through the bodies of loops of an agreed length
-    exchanges: dict[Path, Tally]  # by path of the sending node; along a tree, messages of all clients together
+    passes: dict[Path, Tally]  # iterations of each loop whose length the clients agree on, by path of the body
+    exchanges: dict[Path, Tally]  # by path of the sending node; averages along a tree count messages of all clients
     late: Tally  # messages that were late and dropped
     split: Bool[Array, ""]  # True if clients disagreed about ending a loop
     stuck: Bool[Array, ""]  # True if an average along a tree did not reach all clients
 
     @staticmethod
     def start(bodies: Iterable[Path], places: Iterable[Path], step: int) -> "Clock":
-        """Return a clock at a step of network time, with all counts 0."""
+        """Return a clock at the given step of network time, with all counts 0."""
         zero, no = Tally.start(), filled((), False, bool)
         passes, exchanges = dict.fromkeys(bodies, zero), dict.fromkeys(places, zero)
         return Clock(Tally.start(value=step), passes, exchanges, zero, no, no)
 
     @property
     def step(self) -> Int[Array, ""]:
-        """Step of network time for networks: 32 bits, which repeat after 2³² steps."""
+        """Step of network time as the 32-bit integer that networks use; it repeats after 2³² steps."""
         return self.time.signed()
 
     def now(self) -> int:
-        """Return the step of network time on the host."""
+        """Return the step of network time as a Python integer."""
         return int(self.time.numbers())
 
     def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
-        """Return the clock after `rounds` exchanges of the node at a path."""
+        """Return the clock after `rounds` exchanges of the node at `path`."""
         exchanges = {**self.exchanges, path: self.exchanges[path].plus(rounds)}
         return replace(self, time=self.time.plus(rounds), exchanges=exchanges, late=self.late.plus(late))
 
@@ -76,29 +76,32 @@ class Clock(eqx.Module):
         return replace(self, split=self.split | split)
 
     def row(self) -> UInt32[Array, " words"]:
-        """Return the time, then the exchanges in the order of their paths, two words each; noted with each record."""
+        """Return the time, then the exchange counts in the order of their paths, as two words each.
+
+        Each recorded row is stored with these numbers.
+        """
         return jnp.stack(jax.tree.leaves((self.time, self.exchanges)))
 
     def add_passes(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body].plus(times)})
 
     def after_trip(self, path: Path, trip: Trip) -> "Clock":
-        """Return the clock after a trip along a tree."""
+        """Return the clock after an average along a tree, whose messages went up and down the tree in `trip`."""
         total = self.exchanges[path].plus_sum(trip.messages)
         after = replace(self, time=self.time.plus(trip.rounds), stuck=self.stuck | ~trip.complete)
         return replace(after, exchanges={**self.exchanges, path: total})
 
 
 class Carry(eqx.Module):
-    """Everything a loop carries from one round to the next."""
+    """All values that a loop passes from one iteration to the next."""
 
     states: State
     clock: Clock
     totals: dict[Path, Totals]  # running sums of the links; only on a faulty network
-    sent: dict[Path, Tally]  # messages that each client put on links, by path of the sending node: [b]
+    sent: dict[Path, Tally]  # number of messages that each client sent, [b], by path of the sending node
 
     def count_messages(self, path: Path, messages: Any) -> "Carry":
-        """Return the carry after `messages` more messages of each client."""
+        """Return the carry with `messages` added to each client's count of messages at `path`."""
         return replace(self, sent={**self.sent, path: self.sent[path].plus(messages)})
 
 
@@ -107,7 +110,10 @@ def with_states(carry: Carry, states: State) -> Carry:
 
 
 def restart_below(carry: Carry, states: State, path: Path) -> Carry:
-    """Return the carry with a new state below `path`; drop messages in transit there, which belong to the old state."""
+    """Return the carry with a new state for the nodes below `path`.
+
+    Messages in transit between these nodes are dropped, because they belong to the old state.
+    """
     totals = {place: old.restart() if place[: len(path)] == path else old for place, old in carry.totals.items()}
     return replace(carry, states=states, totals=totals)
 
@@ -121,7 +127,7 @@ class Visit(NamedTuple):
     path: Path = ()
 
     def child(self, place: int) -> "Visit":
-        """Return the visit of a node of a sequence."""
+        """Return the visit of the node at position `place` of a sequence."""
         key = self.key if self.node.keeps_key(place) else jax.random.fold_in(self.key, place)
         return Visit(self.node.nodes[place], key, self.round, (*self.path, place))
 
@@ -130,12 +136,12 @@ class Visit(NamedTuple):
         return Visit(self.node.body, self.key, self.round, (*self.path, 0))
 
     def iteration(self, i: Any) -> "Visit":
-        """Return the visit of the body of a loop."""
+        """Return the visit of the body of a loop in iteration `i`."""
         return Visit(self.node.body, jax.random.fold_in(self.key, i), i, (*self.path, 0))
 
 
 class Recording(NamedTuple):
-    """A recorder of a loop, called after every `every`-th iteration, with a capacity of `rows`."""
+    """A recorder of a loop, called after every `every`-th iteration, with a buffer for `rows` rows."""
 
     recorder: Recorder
     every: int
@@ -143,10 +149,10 @@ class Recording(NamedTuple):
 
 
 class Interpreter(RunContext):
-    """Interpreter of nodes for one block of clients."""
+    """Interpreter that runs the nodes of a program for one block of clients."""
 
     def apply(self, f: Callable[..., Any], role: Role, visit: Visit, *stacked: PyTree) -> Any:
-        """Return `f(*one client's slices, context)` for every client of the block."""
+        """Call `f(*slices, context)` with the slices of each client of the block, and return the stacked results."""
 
         def one(state, others):
             client, data, more = others
@@ -184,9 +190,11 @@ class Interpreter(RunContext):
     def loop(
         self, visit: Visit, carry: Carry, start: Any, stop: Any, recording: Recording | None = None
     ) -> tuple[Carry, PyTree, Int[Array, ""], Bool[Array, ""]]:
-        """Run iterations start…stop−1 of a loop. Return carry, records, next iteration, and True if all agreed to end.
+        """Run iterations start…stop−1 of a loop.
 
-        Records are rows of buffers and of clocks; the row of the entry comes first if it is recorded.
+        Return the carry, the records, the number of the next iteration, and True if all clients agreed to end. Records
+        are a pair: rows of values, and the clock of each row. The row before the first iteration comes first if it is
+        recorded.
         """
         node, begins = visit.node, jnp.asarray(start == 0)
         if node.times is not None:
@@ -230,7 +238,7 @@ class Interpreter(RunContext):
         return carry, records, i, done
 
     def agree(self, carry: Carry, votes: Bool[Array, " b"], path: Path) -> tuple[Carry, Bool[Array, ""]]:
-        """Return the carry, and True if all clients vote yes, found by max-consensus over the network."""
+        """Return the carry, and True if all clients vote yes. They find out by max-consensus over the network."""
 
         def flood(_, held):
             objection, clock, sent = held
@@ -293,13 +301,13 @@ class Interpreter(RunContext):
 
     def average(self, visit: Visit, carry: Carry) -> Carry:
         node, clock, by = visit.node, carry.clock, visit.node.by
-        # The roles are those of the same average in single exchanges (`Average.stepwise`).
+        # The roles, which determine the random keys, are those of `Average.stepwise` (the average as exchanges).
         value, mass = self.apply(node.get, Role.ENTER, visit, carry.states)
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
         if by in ("tree", "exact"):
-            # No vector travels along a tree: the mean is computed directly, and the cost of the tree is counted.
-            mean = self.placement.mean(held)  # once, and not for every client
+            # The mean is computed directly. For a tree, its rounds and messages are counted, but not simulated.
+            mean = self.placement.mean(held)  # computed once, not for every client
             if node.answer is not None:
                 mean = self.answer(visit, carry.states, mean)
 
@@ -332,21 +340,21 @@ class Interpreter(RunContext):
         return replace(carry, states=states, clock=clock).count_messages(visit.path, sent)
 
     def ask_root(self, visit: Visit, states: State) -> State:
-        """Return the states with the root's answer to `ends`."""
+        """Return the states, in which each client has stored the root's answer to `ends`."""
         answers = self.apply(visit.node.ends, Role.UNTIL, visit, states)
         own = jnp.where(along(self.placement.ids() == ROOT, answers), answers, 0).astype(jnp.float32)
         told = jnp.round(self.network.clients * self.placement.mean(own)).astype(answers.dtype)
         return with_answer(states, jnp.broadcast_to(told, answers.shape))
 
     def answer(self, visit: Visit, states: State, mean: PyTree) -> PyTree:
-        """Return the common answer to an exact mean, computed once from the state of the block's first client."""
+        """Return the answer to an exact mean, the same for all clients, computed from the block's first client."""
         state, data = jax.tree.map(lambda leaf: leaf[0], (states, self.data))
         key = leaf_key(visit.key, Role.LEAVE, self.network.clients)  # index n is unused: a key for all clients
         round, client = jnp.asarray(visit.round, jnp.int32), self.placement.ids()[0]
         return visit.node.answer(state, mean, Context(client, self.network.clients, round, key, data, key))
 
     def travel(self, path: Path, carry: Carry) -> Carry:
-        """Count an average along the tree; the first one also counts the cost of learning the links."""
+        """Count the rounds and messages of an average along the tree; the first one also learns the links."""
         assert self.tree is not None  # prepared for every program that has such averages
         if isinstance(self.tree, PlannedTree):
             return self.count_trip(path, carry, self.tree.trip(carry.clock.step))
@@ -371,7 +379,7 @@ class Interpreter(RunContext):
         )
 
     def post(self) -> Post:
-        """Return the function that tells which links are up and when their messages arrive."""
+        """Return the function that says which links are up, and when messages on them arrive."""
         if self.faults is None:
             return reliable_post(self.network, self.network_key)
         return lossy.post(self.network, self.network_key, self.faults, self.faults_key)
@@ -385,7 +393,7 @@ class Interpreter(RunContext):
 
 
 def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[], PyTree]) -> PyTree:
-    """Return the records with the result of `make` in a row, if it is due."""
+    """Write the result of `make` into row `row` of the records if `due` is True, and return the records."""
 
     def write(records: PyTree) -> PyTree:
         return jax.tree.map(lambda rows, v: rows.at[row].set(v), records, make())

@@ -1,9 +1,13 @@
-"""Faulty links in the vectorized simulator: messages that arrive in time, and running sums for conserved ones.
+"""Faulty links in the vectorized simulator.
 
-Per link j→i the sender keeps the total σ of all shares that it ever put on the link, and sends that total. The receiver
-keeps the total ρ that it has taken, and takes σ − ρ when a newer total arrives (Hadjicostis, Vaidya, Domínguez-García
-2016). The sum Σ_i w_i + Σ_links (σ − ρ) stays constant under lost, late, repeated and reordered messages. Totals grow,
-but their differences matter, so they are kept as unevaluated sums (high, low) of two floats.
+Ordinary messages count only if they arrive in time. Conserved quantities travel as running sums on each link j→i
+(Hadjicostis, Vaidya, Domínguez-García 2016). The sender keeps the total σ of all shares that it ever put on the link,
+and sends that total. The receiver keeps the newest total ρ that it has received. When a newer total σ arrives, it adds
+σ − ρ to its value. The sum of all clients' values w_i and of all that is on the links, Σ_i w_i + Σ_links (σ − ρ), stays
+constant under lost, late, repeated and reordered messages.
+
+Totals grow, but only their small differences matter. So each is stored as the unevaluated sum (high, low) of two
+floats.
 """
 
 from typing import NamedTuple
@@ -20,7 +24,7 @@ from hyperpush.networks.trees import Post, reliable_post
 
 
 class Fates(NamedTuple):
-    """Fates of the messages sent now, by (sender, receiver, copy)."""
+    """Whether and how late the messages of this step arrive, by (sender, receiver, copy)."""
 
     arrives: Bool[Array, "b n 2"]
     delays: Int[Array, "b n 2"]
@@ -31,7 +35,7 @@ def fates(faults: Faults, key: PRNGKeyArray, step: Int[Array, ""], senders: Int[
 
 
 def in_time(links: Links, fate: Fates, clients: int) -> tuple[Links, Int[Array, ""]]:
-    """Return the links over which a message sent now arrives now, and the number of messages that will be late."""
+    """Return the links on which this step's message arrives in this step, and the number of messages that are late."""
     now = jnp.any(fate.arrives & (fate.delays == 0), axis=2)
     late = fate.arrives & (fate.delays > 0) & alive_rows(links, clients)[:, :, None]
     if links.targets is not None:
@@ -41,7 +45,7 @@ def in_time(links: Links, fate: Fates, clients: int) -> tuple[Links, Int[Array, 
 
 
 def post(network: Network, network_key: PRNGKeyArray, faults: Faults, key: PRNGKeyArray) -> Post:
-    """Return the function that tells which links are up and when the first copy of a message arrives."""
+    """Return the function that says which links are up, and when the first copy of a message arrives."""
     reliable = reliable_post(network, network_key)
 
     def one(step, senders, receivers):
@@ -55,7 +59,10 @@ def post(network: Network, network_key: PRNGKeyArray, faults: Faults, key: PRNGK
 
 
 def push(totals: Totals, links: Links, fate: Fates, message: PyTree, step: Int[Array, ""]) -> tuple[PyTree, Totals]:
-    """Put all shares on the links and deliver due messages. Return each client's received sum and the new totals."""
+    """Add each client's shares to the totals of its links, and deliver the messages that are due.
+
+    Return the sum that each client receives, and the new totals.
+    """
     n = links.own.shape[0]
     alive, share = alive_rows(links, n), weight_rows(links, n)
 

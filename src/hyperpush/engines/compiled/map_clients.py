@@ -9,10 +9,10 @@ from jaxtyping import Array, PyTree
 
 
 def map_clients(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: PyTree, batch: int) -> PyTree:
-    """Return `f(state, other)` for every row of both, `batch` rows at a time.
+    """Return `f(state, other)` for each row of `states` and `others`, computed `batch` rows at a time.
 
-    Arrays that `f` returns unchanged are not touched. The new value of a leaf of the state overwrites that leaf, row by
-    row. So a loop over rounds holds and moves every array once.
+    Arrays that `f` returns unchanged are not copied. New values of a leaf of the state overwrite that leaf, row by row.
+    So a loop over rounds holds every array only once.
     """
     given, structure = jax.tree.flatten((states, others))
     example = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in given]
@@ -31,7 +31,10 @@ def map_clients(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: P
 
 
 def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bool, batch: int) -> dict[int, Array]:
-    """Return the results `fresh` of f(*one row) for all rows; with `over` they overwrite the inputs at these places."""
+    """Return the results of `f` at the positions `fresh`, for all rows.
+
+    With `over` they overwrite the inputs at the same positions.
+    """
     rows = given[0].shape[0]
     batch = min(batch, rows)
     first = rows // batch * batch

@@ -1,4 +1,4 @@
-"""Placement of clients: all on one device, or one block per device of a mesh."""
+"""Placement of clients on devices: all on one device, or one block of clients on each device of a mesh."""
 
 import abc
 from typing import Literal
@@ -12,13 +12,13 @@ from hyperpush.base.processes import AXIS as AXIS
 from hyperpush.engines.compiled.routes import Routes
 from hyperpush.networks import Links, combine, lowest
 
-# Wider messages are mixed in slices of columns with at most this number of entries over all clients.
+# Largest number of entries, over all clients, that are mixed at once. Larger messages are mixed in slices of columns.
 SLICE_NUMBERS = 1 << 22
-FEW = 16  # devices up to which they exchange rows directly on the CPU
+FEW = 16  # largest number of devices that exchange rows directly on the CPU
 
 
 class Placed(eqx.Module):
-    """Common base of the placements. Arrays are those of one block of clients."""
+    """Base class of the placements. Arrays in arguments and results belong to one block of clients."""
 
     clients: int = eqx.field(static=True)
 
@@ -38,7 +38,7 @@ class Placed(eqx.Module):
 
     @abc.abstractmethod
     def heard(self, links: Links) -> Bool[Array, "b n"]:
-        """Return True for each link with a received message (row: receiver, column: sender)."""
+        """Return True for each link whose message arrives (row: receiver in the block, column: sender)."""
 
     @abc.abstractmethod
     def gather(self, values: PyTree) -> PyTree:
@@ -47,7 +47,10 @@ class Placed(eqx.Module):
     def combine_received(
         self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
     ) -> PyTree:
-        """Return the combined messages, with weights set by the receivers (row: receiver, column: sender)."""
+        """Return the combined messages to each receiver, with the weights that receivers chose.
+
+        Rows of `weights` are receivers, and columns are senders.
+        """
         return combine(receiver_links(self.heard(links), weights), self.gather(values), self.block, reduce)
 
     def stack(self, links: Links, values: PyTree) -> PyTree:
@@ -62,18 +65,18 @@ class SingleDevice(Placed):
         return jnp.arange(self.clients)
 
     def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
-        """Return the messages from the other clients, combined with the weights of the links."""
+        """Return the sum or maximum of the messages to each client, weighted by the links."""
         return combine(links, values, self.clients, reduce)
 
     def heard(self, links: Links) -> Bool[Array, "n n"]:
         return alive_rows(links, self.clients).T
 
     def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
-        """Return operator · values."""
+        """Return the product of an n×n operator with the clients' values."""
         return jax.tree.map(lambda v: jnp.tensordot(operator, v, 1, precision=jax.lax.Precision.HIGHEST), values)
 
     def mean(self, values: PyTree) -> PyTree:
-        """Return the mean over all clients, without an axis for them."""
+        """Return the mean over all clients, without a client axis."""
         return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
 
     def max(self, values: Array) -> Array:
@@ -93,7 +96,7 @@ class Sharded(Placed):
     """One block of clients per device. The last devices may hold padding clients without links."""
 
     devices: int = eqx.field(static=True)
-    routes: Routes | None = eqx.field(static=True, default=None)  # None: from every device to every other
+    routes: Routes | None = eqx.field(static=True, default=None)  # None: every device sends to every other
 
     @property
     def block(self) -> int:
@@ -120,7 +123,7 @@ class Sharded(Placed):
             return jax.tree.map(lambda v: self.mine(jax.lax.pmax(contribution(v), AXIS)), values)
         width = sum(v[0].size for v in jax.tree.leaves(values))
         weights = None
-        if self.direct and links.targets is None and width >= self.clients:  # else sending the weights would cost more
+        if self.direct and links.targets is None and width >= self.clients:  # wider than the weights to be sent
             own = pad(links.weights.T, self.padded, 0).T
             weights = jax.lax.all_to_all(own, AXIS, split_axis=1, concat_axis=0, tiled=True).T
 
@@ -132,11 +135,11 @@ class Sharded(Placed):
 
     @property
     def direct(self) -> bool:
-        """True if devices exchange rows directly, because gloo's reduce-scatter takes more than twice the time."""
+        """True if devices exchange rows directly: on the CPU, gloo's reduce-scatter takes more than twice the time."""
         return jax.default_backend() == "cpu" and self.devices <= FEW
 
     def exchange(self, routes: Routes, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
-        """Return the messages over a network of few links: sums for each receiver, sent to its device."""
+        """Return the combined messages over a network with few links: each device sends one sum per receiver."""
         me, table = jax.lax.axis_index(AXIS), jnp.asarray(routes.destinations(self.devices))
         if links.targets is None:
             to = table[me]
@@ -182,18 +185,18 @@ class Sharded(Placed):
         return jax.tree.map(one, values)
 
     def only_real(self, v: Array) -> Array:
-        # Values of padding clients may overflow, and 0 · inf would reach all clients.
+        # Values of padding clients may overflow to infinity, and 0 · inf = NaN would reach all clients.
         return jnp.where(along(self.real(), v), v, 0) if self.has_padding else v
 
     def ring_shift(self, shift: int) -> list[tuple[int, int]]:
-        """Return the pairs (device, target) that send each device's rows `shift` places on."""
+        """Return pairs (device, target), where the target is `shift` devices further around the ring."""
         return [(device, (device + shift) % self.devices) for device in range(self.devices)]
 
     def sum_and_scatter(self, contribution, weights: Float[Array, "b padded"] | None, v: Array) -> Array:
-        """Return the sum of all devices' contributions; each device keeps its own clients' rows.
+        """Return the sum of all devices' contributions; each device keeps the rows of its own clients.
 
-        With `weights` of its own clients (row) for all clients' rows (column), the rows themselves are sent. Then sums
-        for other devices, which have the size of all clients' values, need not be stored.
+        With `weights` (row: receiver in the block, column: any sender), devices send their clients' values instead of
+        contributions. Then no device stores contributions for all clients.
         """
         flat = v.reshape(v.shape[0], -1)
         width = flat.shape[1]
@@ -236,7 +239,7 @@ class Sharded(Placed):
         return jax.tree.map(one, values)
 
     def max(self, values: Array) -> Array:
-        # Padding clients must not decide.
+        # Padding clients must not influence the maximum.
         return jax.lax.pmax(jnp.max(jnp.where(self.real(), values, lowest(values.dtype))), AXIS)
 
     def any(self, flags: Bool[Array, " b"]) -> Bool[Array, ""]:
@@ -254,17 +257,17 @@ Placement = SingleDevice | Sharded
 
 
 def along(vector: Array, like: Array) -> Array:
-    """Return a vector over clients, shaped to multiply `like`, which has the clients on axis 0."""
+    """Reshape a vector with one number per client to multiply `like`, which has the clients on axis 0."""
     return vector.reshape(vector.shape + (1,) * (like.ndim - 1))
 
 
 def pad(v: Array, rows: int, value: float) -> Array:
-    """Return `v` with rows of `value` appended up to `rows`."""
+    """Append rows filled with `value` to `v`, up to `rows` rows."""
     return jnp.pad(v, ((0, rows - v.shape[0]),) + ((0, 0),) * (v.ndim - 1), constant_values=value)
 
 
 def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
-    """Return True for each receiver that a sender of the block reaches, `[b, n]`."""
+    """Return a matrix `[b, n]`: True if the sender (row) has a live link to the receiver (column)."""
     if links.targets is None:
         return links.alive
     rows = jnp.zeros((links.alive.shape[0], clients), bool)
@@ -272,7 +275,7 @@ def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
 
 
 def weight_rows(links: Links, clients: int) -> Array:
-    """Return each sender's weights by receiver, `[b, n]`."""
+    """Return a matrix `[b, n]` with the weight of the link from each sender (row) to each receiver (column)."""
     if links.targets is None:
         return links.weights
     rows = jnp.zeros((links.weights.shape[0], clients), links.weights.dtype)
@@ -280,11 +283,11 @@ def weight_rows(links: Links, clients: int) -> Array:
 
 
 def rows_heard(heard: Bool[Array, "r s"], values: PyTree) -> PyTree:
-    """Return every sender's value at each receiver, `[r, s, …]`; zeros without a received message."""
+    """Return each sender's value as received by each receiver, `[r, s, …]`; zeros if no message was received."""
     return jax.tree.map(lambda v: jnp.where(heard.reshape(heard.shape + (1,) * (v.ndim - 1)), v[None], 0), values)
 
 
 def receiver_links(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:
-    """Return links with the receivers' weights, with senders on axis 0 as everywhere."""
+    """Return links with the weights that receivers chose. Axis 0 is the sender, as in all `Links`."""
     alive = heard.T
     return Links(jnp.ones(alive.shape[0]), jnp.where(alive, weights.T, 0), alive, None)

@@ -1,4 +1,4 @@
-"""Routes of rows between blocks of clients: only rows for clients that a link of the network leads to."""
+"""Plan which rows devices send to each other, so that only clients with a link between them exchange rows."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,15 @@ from jaxtyping import Int
 
 from hyperpush.networks import Network
 
-_DENSE = 2048  # limit of clients for searching dense links
+_DENSE = 2048  # largest number of clients whose dense links are searched
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Rows of a device's buffer by destination: its own block, then for each shift the block that many devices on.
+    """Layout of a device's send buffer.
 
-    The table is kept as bytes, so equal routes are compiled once.
+    First come the rows for its own clients. Then come, for each shift s, the rows for the device s places further. The
+    table is stored as bytes, so that equal routes are compiled once.
     """
 
     shifts: tuple[int, ...]
@@ -37,7 +38,7 @@ class Routes:
 
 
 def routes(network: Network, devices: int, block: int) -> Routes | None:
-    """Return the routes of a network without randomness; None if a reduce-scatter moves no more rows."""
+    """Return the routes for a network's links. None for random links, or if a reduce-scatter moves no more rows."""
     if devices == 1 or (network.varying and network.period() == 1):
         return None
     links = jax.eval_shape(lambda: network.links(jax.random.key(0), 0, jnp.arange(1), "ones"))

@@ -1,4 +1,4 @@
-"""A run of a compiled engine, from the request to the result."""
+"""The steps of a run in a compiled engine, from the request to the result."""
 
 import abc
 from typing import Any
@@ -56,9 +56,9 @@ class CompiledEngine(Engine):
 
 
 def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
-    """Return the profile of a program, its initial carry, and options of its context.
+    """Return the profile of a request's program, its initial carry, and options of its context.
 
-    The options are the rounds of an `agreement`, and the `tree` for averages along a tree, with their `tree_places`.
+    The options are the fields `agreement`, `tree` and `tree_places` of `RunContext`.
     """
     recipe, network, states, data, _, faults, *_ = request
     check_clients("states", states, network.clients)
@@ -71,7 +71,7 @@ def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: Totals.start(s.message, network.clients, faults.delay) for s in conserved}
     by_tree = found.by_tree
-    with jax.ensure_compile_time_eval():  # planned on the host, also while a pure evaluation is traced
+    with jax.ensure_compile_time_eval():  # the tree is planned on the host, even if `evaluate` is being traced
         tree = tree_of(network, faults is not None) if by_tree else None
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
     places = (*found.width, *learning)
@@ -83,12 +83,12 @@ def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
 
 
 def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placement:
-    """Return the placement of the clients."""
+    """Return the placement of the clients on the devices of a mesh; None: all on one device."""
     if mesh is None:
         return SingleDevice(network.clients)
     placement = Sharded(network.clients, mesh.size, routes(network, mesh.size, -(-network.clients // mesh.size)))
     if placement.has_padding and processes.count() > 1 and bytes_of(states) > processes.GATHERED:
-        # Refused before hours are spent on results that cannot be returned.
+        # Raised before the run, because its results could not be returned.
         given = f"{network.clients}, with {bytes_of(states) >> 20} MB of states"
         allowed = f"a multiple of the {mesh.size} devices, over which the results stay spread"
         raise InvalidInput("clients", given, allowed)
@@ -96,7 +96,7 @@ def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placeme
 
 
 def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
-    """Collect a run's results on the host."""
+    """Collect a run's results on the host; `step` is the network time at its start."""
     context, found = loop.context, loop.profile
     n, clock = context.network.clients, carry.clock
     agreed = {body: int(times.numbers()) for body, times in clock.passes.items()}

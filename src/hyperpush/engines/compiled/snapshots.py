@@ -1,4 +1,4 @@
-"""Snapshots of a run: the recorded rows, and the values needed to resume."""
+"""Snapshots of a run: its recorded rows, and all arrays needed to resume it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ from hyperpush.programs import Profile, State, one_client
 
 @dataclass
 class RecordedRows:
-    """Recorded rows of loops by name, with the clock of each row."""
+    """The rows recorded so far, by name of their loop, with the clock of each row."""
 
     profile: Profile
     rows: dict[str, list[list[Array]]]  # leaves of records [rows, clients, …], by chunk
     clocks: dict[str, list[np.ndarray]]  # see `Clock.row`
-    structures: dict[str, Any] = field(default_factory=dict)  # of the records
+    structures: dict[str, Any] = field(default_factory=dict)  # pytree structure of one loop's records, by name
 
     def copy(self) -> "RecordedRows":
-        """Return a copy of the present rows."""
+        """Return a copy that later rows do not change."""
         rows, clocks = ({name: list(parts) for name, parts in each.items()} for each in (self.rows, self.clocks))
         return replace(self, rows=rows, clocks=clocks)
 
@@ -41,11 +41,11 @@ class RecordedRows:
         self.clocks[name].append(clocks)
 
     def join_rows(self, name: str) -> list[Array]:
-        """Return all rows of a name."""
+        """Return all rows of the loop `name`, leaf by leaf."""
         return [parts[0] if len(parts) == 1 else jnp.concatenate(parts) for parts in zip(*self.rows[name], strict=True)]
 
     def result(self, clients: int) -> dict[str, PyTree]:
-        """Return all rows by name, with leaves [rows, clients, …]."""
+        """Return all rows by name of their loop, with leaves [rows, clients, …]."""
 
         def ours(rows: Array) -> Array:
             whole = processes.gather(rows)
@@ -58,7 +58,10 @@ class RecordedRows:
         }
 
     def row_clocks(self, end: Clock, clients: int, started: int) -> dict[str, RowClock]:
-        """Return the clocks of all rows; `end` is the clock at the end of the run."""
+        """Return the network time and traffic at each row, by name of the loop.
+
+        `end` is the clock at the end of the run, and `started` the network time at its start.
+        """
         noted = {name: np.concatenate(parts) for name, parts in self.clocks.items() if parts}
         rows = {name: from_words(words[:, ::2], words[:, 1::2]) for name, words in noted.items()}
         found = {}
@@ -71,7 +74,7 @@ class RecordedRows:
 
 @dataclass(frozen=True)
 class Structure:
-    """Structure of the snapshots of a run; the profile knows one client's state at every path."""
+    """The shapes of all arrays in snapshots of a run. The profile holds one client's state at each path."""
 
     context: Interpreter
     profile: Profile
@@ -88,7 +91,7 @@ class Structure:
 def take(
     structure: Structure, trail: Trail, carry: Carry, held: list[State], history: RecordedRows, extra: Counter[str]
 ) -> Snapshot | None:
-    """Return a snapshot; None if arrays were overwritten or differ from the structure in the profile."""
+    """Return a snapshot of a run; None if its arrays were overwritten or differ from the profile's shapes."""
     rows, own = jax.tree.flatten((carry.states, held, carry.sent))
     like, known = jax.tree.flatten(structure.of_client(trail))
     same = own == known and all((a.shape[1:], a.dtype) == (b.shape, b.dtype) for a, b in zip(rows, like, strict=True))
@@ -104,7 +107,7 @@ def take(
 
 
 def restore(structure: Structure, snapshot: Snapshot, history: RecordedRows) -> tuple[Carry, list[State]]:
-    """Return the carry of a snapshot and the states outside of enclosing scopes; add its rows to `history`."""
+    """Return the carry and the states outside of enclosing scopes. Add the snapshot's rows to `history`."""
     context, arrays = structure.context, snapshot.arrays
 
     def load(name: str, like: PyTree, axis: int) -> PyTree:

@@ -1,4 +1,4 @@
-"""Counts that stay exact beyond 32 bits, in programs without 64-bit numbers."""
+"""Counters that stay exact beyond 32 bits, in programs without 64-bit integers."""
 
 import equinox as eqx
 import jax
@@ -8,18 +8,18 @@ from jaxtyping import Array, Bool, Int, UInt32
 
 from hyperpush.base.arrays import filled
 
-_BYTE = 8  # bits that `plus_sum` adds apart: exact for up to 2²⁴ numbers
+_BYTE = 8  # number of low bits that `plus_sum` sums separately, which is exact for up to 2²⁴ numbers
 
 
 class Tally(eqx.Module):
-    """A count, or an array of counts, in two words of 32 bits."""
+    """A count, or an array of counts, stored in two 32-bit words."""
 
     low: UInt32[Array, "..."]
     high: UInt32[Array, "..."]
 
     @staticmethod
     def start(shape: int | tuple[int, ...] = (), value: int = 0) -> "Tally":
-        """Counts that begin at a value ≥ 0."""
+        """Return counts that begin at `value` ≥ 0."""
         return Tally(filled(shape, value & 0xFFFFFFFF, np.uint32), filled(shape, value >> 32, np.uint32))
 
     def plus(self, more: Int[Array, "..."] | int) -> "Tally":
@@ -28,18 +28,18 @@ class Tally(eqx.Module):
         return Tally(low, self.high + (low < self.low).astype(jnp.uint32))
 
     def plus_sum(self, numbers: Int[Array, " n"]) -> "Tally":
-        """Add the sum of numbers ≥ 0 of 32 bits."""
+        """Add the sum of an array of 32-bit integers ≥ 0."""
         numbers = numbers.astype(jnp.uint32)
         rest = jnp.sum(numbers >> _BYTE, dtype=jnp.uint32)
         after = self.plus(jnp.sum(numbers & ((1 << _BYTE) - 1), dtype=jnp.uint32)).plus(rest << _BYTE)
         return Tally(after.low, after.high + (rest >> (32 - _BYTE)))
 
     def positive(self) -> Bool[Array, "..."]:
-        """True where anything was counted."""
+        """Return True for each count above 0."""
         return (self.low | self.high) > 0
 
     def signed(self) -> Int[Array, "..."]:
-        """Return the lower word as a signed integer; it repeats after 2³²."""
+        """Return the lower word as a signed 32-bit integer, which repeats after 2³²."""
         return jax.lax.bitcast_convert_type(self.low, jnp.int32)
 
     def numbers(self) -> np.ndarray:

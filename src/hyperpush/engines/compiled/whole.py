@@ -1,4 +1,4 @@
-"""A whole program in one compiled call, with the recorded rows of its outer loops."""
+"""Run a whole program in one compiled call, and record rows of its outermost loops."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -15,7 +15,7 @@ from hyperpush.programs import Profile, Repeat
 
 
 class LoopRows(NamedTuple):
-    """Recorded rows of one loop, in buffers that may be larger."""
+    """Recorded rows of one loop, in buffers that may have unused rows at the end."""
 
     records: PyTree
     clocks: PyTree  # clock of each row
@@ -23,7 +23,7 @@ class LoopRows(NamedTuple):
 
 
 class WholeResult(NamedTuple):
-    """Result of a whole program. The parts of `LoopRows` are dicts by name of a loop."""
+    """Result of a whole program. The last three fields are those of `LoopRows`, each by name of the loop."""
 
     carry: Carry
     finite: Bool[Array, ""]

@@ -1,10 +1,11 @@
-"""One client per process or thread, which walks the program, runs its own jitted functions and exchanges messages.
+"""A peer runs one client in a process or thread: it walks the program, calls jitted functions and exchanges messages.
 
 Incoming messages are untrusted bytes. They are decoded and checked before they touch the state; invalid ones are
 counted and dropped. On links that lose messages, conserved quantities travel as running sums per link.
 
-A peer with a `PeerStore` saves its place in the program, its state and the totals of its links before it sends. If it
-is killed at any moment, it continues from there and sends the same again: no mass is lost or doubled.
+A peer with a `PeerStore` saves its place in the program, its state and the totals of its links before it sends a
+message. If it is killed at any moment, a new process continues from there, and sends the same messages again. So no
+mass is lost or counted twice.
 """
 
 from hyperpush.engines.peer.checkpoint import Checkpoint as Checkpoint

@@ -1,12 +1,12 @@
 """A peer's checkpoint, from which it continues after it was killed: two files, written in turn.
 
-Both are opened and locked before the run starts, so writing a checkpoint needs no new file descriptor. A crash during a
-write leaves the other file intact. Each is a safetensors file whose header holds the facts as JSON, an increasing
-number and a checksum. The newest intact file counts.
+Both files are opened and locked before the run starts, so writing a checkpoint needs no new file descriptor. A crash
+during a write leaves the other file intact. Each is a safetensors file, whose header holds the peer's facts as JSON, an
+increasing number and a checksum. The newest intact file counts.
 
-`hyperpush.runs.checkpoints` differs where it matters: several processes write the rows of their clients into new files,
-which get their final names when they are complete, and many are kept. That takes free descriptors for every checkpoint,
-and a BLAKE2b digest of whole files, where a peer saves after every exchange.
+`hyperpush.runs.checkpoints` works differently. There several processes write their clients' rows into new files, which
+get their final names when they are complete, and many checkpoints are kept. Each needs free file descriptors and a
+BLAKE2b digest of whole files. A peer saves at every exchange, which must be faster.
 """
 
 import json
@@ -31,7 +31,7 @@ _ARRAY = "__array__"  # JSON key whose value is the number of the array in its p
 
 
 def encode(facts: Mapping[str, Any]) -> tuple[str, dict[str, np.ndarray]]:
-    """Return facts as JSON, and the arrays in them by number."""
+    """Return facts as JSON text, and the arrays in them by number."""
     arrays: dict[str, np.ndarray] = {}
 
     def put(array: np.ndarray) -> dict[str, str]:
@@ -43,7 +43,7 @@ def encode(facts: Mapping[str, Any]) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def decode(text: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Undo `encode`: return the facts."""
+    """Return the facts from the results of `encode`."""
     return json.loads(text, object_hook=lambda found: arrays[found[_ARRAY]] if _ARRAY in found else found)
 
 
@@ -54,12 +54,12 @@ def _sum(arrays: Mapping[str, np.ndarray], text: str) -> str:
 
 
 def in_turn(path: Path) -> tuple[Path, Path]:
-    """Return the two files that are written in turn for a checkpoint at a path."""
+    """Return the two files of a checkpoint at a path, which are written in turn."""
     return path, path.with_name(f"{path.stem}-2{path.suffix}")
 
 
 def lock_of(path: Path) -> Path:
-    """Return the lock of the checkpoint at a path."""
+    """Return the lock file of the checkpoint at a path."""
     return path.with_name(f".{path.name}.lock")
 
 
@@ -70,12 +70,12 @@ def all_files(path: Path) -> tuple[Path, ...]:
 
 @final
 class Checkpoint:
-    """A `PeerStore` in two files, `path` and a second one beside it.
+    """A `PeerStore` in two files: `path`, and a second one in the same folder.
 
     Args:
         path: The first file.
         digest: Digest of the configuration.
-        origin: Digests of the party's inputs. None accepts any stored ones.
+        origin: Digests of the party's inputs. None accepts a checkpoint with any inputs.
     """
 
     def __init__(self, path: Path, digest: bytes, origin: Origin | None = None):
@@ -86,11 +86,11 @@ class Checkpoint:
         self._number = 0  # number of the newest checkpoint
         self._newest = 1  # index of its file
         self._open: list[int] = []  # descriptors of both files
-        self._held = ExitStack()  # the lock
+        self._held = ExitStack()  # releases the lock when closed
 
     @staticmethod
     def exists(path: Path) -> bool:
-        """True if a checkpoint was written under a path."""
+        """Return True if a checkpoint was written at a path."""
         return any(each.exists() and each.stat().st_size for each in Checkpoint(path, b"").paths)
 
     def prepare(self) -> None:
@@ -141,14 +141,17 @@ class Checkpoint:
         return facts
 
     def _find_nothing(self, failures: list[tuple[Path, Exception]]) -> None:
-        """Refuse unreadable files, except for a truncated first checkpoint, before which nothing was sent."""
+        """Raise InvalidInput for unreadable files, unless there is one file only and it is truncated.
+
+        A truncated first checkpoint is harmless, because no message was sent before it was complete.
+        """
         if not failures or (len(failures) == 1 and isinstance(failures[0][1], SafetensorError)):
             return
         path, error = failures[0]
         raise InvalidInput("checkpoint", str(path), f"a checkpoint that can be read ({error})") from None
 
     def _check(self, header: Mapping[str, str]) -> None:
-        """Refuse a checkpoint of another run."""
+        """Raise InvalidInput for a checkpoint of another configuration or with other inputs."""
         path = self.paths[self._newest]
         if header["digest"] != self.digest:
             given = f"one of configuration {header['digest'][:16]}…"

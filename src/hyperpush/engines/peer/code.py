@@ -1,6 +1,6 @@
 """A digest of a program's computation, which parties compare: its operations, literals, captured arrays and shapes.
 
-Every leaf of the program is traced for a fixed number of examples, so the number of a party's records does not matter.
+Every function of the program is traced for a fixed number of examples, so the size of a party's data does not matter.
 Numbers of a recipe's parts, such as step sizes, are arguments of the trace and do not enter the digest.
 """
 
@@ -21,17 +21,17 @@ from hyperpush.programs.profile import visit_leaves
 
 CODE_BYTES = 16
 NOT_COMPARED = bytes(CODE_BYTES)
-# Numbers of examples for the trace: the fewest, then enough for mini-batches that are drawn without replacement.
+# Numbers of examples to try for the trace: first one, then enough for mini-batches drawn without replacement.
 EXAMPLES = (1, 1 << 16)
-# Errors with which functions refuse a number of examples: shapes that do not fit, checks, and batches that are too
-# large. All others are bugs, and end the run.
+# Errors that functions may raise for an unsuitable number of examples, such as fewer than a batch. All other errors are
+# bugs, and end the run.
 REFUSALS = (ValueError, TypeError, IndexError, AssertionError, ArithmeticError)
 
 
 class Code(NamedTuple):
-    """Digests of a program's code: one that parties compare, and one that holds with this party's own data only."""
+    """Digests of a program's code: one that parties compare, and one that may depend on this party's data."""
 
-    common: bytes  # zeros if it is undefined
+    common: bytes  # digest that parties compare; zeros if it is undefined
     own: bytes
     undefined: str = ""  # the reason why `common` is undefined; empty if it is defined
 
@@ -39,8 +39,9 @@ class Code(NamedTuple):
 def code_digest(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> Code:
     """Return the digests of a program. `common` is the same at all parties that run the same code.
 
-    It is undefined if the state itself has a row for each example, because then every party's trace differs, and if the
-    functions refuse all numbers of examples that are tried. Both follow from the code, so all parties agree on it.
+    `common` is undefined if the state has a row for each example, because then every party's trace differs. It is also
+    undefined if the functions raise errors for all numbers of examples that are tried. Both conditions follow from the
+    code alone, so `common` is undefined at all parties or at none.
     """
     if _by_example(recipe):
         return Code(NOT_COMPARED, _digest(recipe, state, data, clients), "its state has a row for each example")
@@ -127,7 +128,7 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, each)
     elif isinstance(value, frozenset | set):
         _add(digest, sorted(map(str, value)))
-    elif callable(value) and not isinstance(value, type):  # rules of derivatives, of which only the result matters
+    elif callable(value) and not isinstance(value, type):  # rules of derivatives; their operations are in the trace
         digest.update(getattr(value, "__name__", type(value).__name__).encode())
     else:
         digest.update(re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode())

@@ -1,4 +1,4 @@
-"""Durable state: a peer saves its state, its place in the program and the totals of its links before it sends.
+"""Durable state of a peer: it saves its state, its place in the program and its links' totals before it sends.
 
 A restarted peer continues at the saved exchange, and sends the same totals again. Receivers ignore totals that they
 have received before. So nothing is lost and nothing counts twice.
@@ -21,7 +21,7 @@ from hyperpush.engines.peer.state import Frame, PeerState, RecordedRow, Stage, c
 from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence, Server
 from hyperpush.programs import at as node_at
 
-# Fields of a `PeerState` that JSON can hold unchanged.
+# Fields of `PeerState` that are stored as JSON.
 PLAIN = ("first", "step", "own", "leaving", "heir", "stage", "learned")
 COUNTED = ("rounds", "floats", "bytes", "late", "stages", "isolated", "why_isolated")
 
@@ -40,7 +40,7 @@ class PeerStore(Protocol):
 
 
 def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str, Any]:
-    """Return the client's state, the totals and the place of a peer that is about to send."""
+    """Return the facts to save of a peer that is about to send: its client's state, its place and its totals."""
     sums = [
         {
             "path": channel.path,
@@ -69,7 +69,7 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str
 
 
 def clock_at(facts: Mapping[str, Any]) -> int:
-    """Return the clock (see `PeerState.clock`) of stored facts; 0 if there are none."""
+    """Return the clock (see `PeerState.clock`) at which facts were stored; 0 if there are none."""
     return clock(len(facts["closed"]), facts["step"]) if facts else 0
 
 
@@ -85,7 +85,7 @@ class SavedPeer:
     facts: Mapping[str, Any]
 
     def restore(self, state: PeerState) -> None:
-        """Set `state` to the stored values, except for the frames: the peer enters those nodes again."""
+        """Set `state` to the stored values, except for its frames, which the peer builds when it enters the nodes."""
         for name in PLAIN:
             setattr(state, name, self.facts[name])
         state.stage = Stage(state.stage)

@@ -1,4 +1,4 @@
-"""The end of a peer: after all others have received its messages, or earlier, by transferring its mass.
+"""How a peer ends: after all others have received its messages, or earlier, after it has transferred its mass.
 
 Draining ends a run. Each peer sends its last totals again until every receiver has made them durable. Then it announces
 that it is done. It ends when all neighbors are done, in the same view of the membership.
@@ -28,7 +28,7 @@ from hyperpush.engines.transport import LAST
 from hyperpush.engines.transport.retransmission import Backoff
 from hyperpush.engines.transport.wire import Kind
 
-# Seconds between two looks at arrived messages: below the travel time on most networks, and a small load on a core.
+# Seconds between two checks for arrived messages: below the travel time on most networks, and a small load on a core.
 LOOK = 0.01
 TAKE_IN = "to take in what was sent to them"
 
@@ -37,9 +37,10 @@ Save = Callable[[], None]
 
 @final
 class _Wait:
-    """A wait that receives messages meanwhile, and fails after `patience` seconds without any news.
+    """A wait during which messages are received; it raises an error after `patience` seconds without any change.
 
-    While a member is absent, the wait goes on: within a time that the transport bounds, it returns or is removed.
+    While a member is absent, the wait continues: within a time that the transport bounds, the member returns or is
+    removed.
     """
 
     def __init__(self, messenger: Messenger, save: Save):
@@ -50,14 +51,17 @@ class _Wait:
         self.resend = Backoff()
 
     def look(self) -> None:
-        """Receive arrived messages. Save the last totals among them, and then acknowledge these as durable."""
+        """Receive messages. If last totals are among them, save the peer and acknowledge these totals as durable."""
         self.messenger.take_arrived(LAST, [])
         if self.messenger.owes:
             self._save()
             self.messenger.acknowledge_owed()
 
     def rest(self, who: Collection[int], what: str, *news: Any) -> None:
-        """Wait a moment for members to do what is said; raise an error if nothing changes for `patience` seconds."""
+        """Wait a moment for the members in `who`; raise an error if nothing has changed for `patience` seconds.
+
+        Error messages use `what` to say what this peer waits for.
+        """
         members = self.members
         seen = members.closed, members.leaving, members.left, members.settled, dict(self.messenger.heard), *news
         if seen != self._news or members.missing():
@@ -70,7 +74,7 @@ class _Wait:
 def await_missing(messenger: Messenger) -> None:
     """Wait, before an average ends, until absent members return or are removed.
 
-    Otherwise part of an absent member's mass would stay in the average for ever.
+    Otherwise part of an absent member's mass would stay in the average forever.
     """
     if messenger.members is not None:
         while messenger.members.missing():
@@ -79,9 +83,9 @@ def await_missing(messenger: Messenger) -> None:
 
 
 def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
-    """Wait until all members have received this peer's totals on the `lasting` channels, and need nothing more.
+    """Wait until all members have received this peer's totals on the `lasting` channels, and all are done.
 
-    `save` makes the result and all later receipts durable; it is called before they are announced.
+    `save` makes the result, and totals received later, durable. It is called before they are announced.
     """
     state, wait = messenger.state, _Wait(messenger, save)
     members = wait.members
@@ -129,18 +133,18 @@ def _reach(state: PeerState, stage: Stage, save: Save) -> None:
 def transfer_mass(
     messenger: Messenger, channel: Channel, others: list[int], held: Callable[[], PyTree], save: Save
 ) -> NoReturn:
-    """Receive all messages still under way, push the whole mass to one neighbor, and raise `Left`.
+    """Receive all messages in transit, push the whole mass to one neighbor, and raise `Left`.
 
-    A neighbor's last total permits this: nothing more will come from that neighbor, which does not transfer meanwhile.
-    A leaver waits for leavers with lower numbers, and for absent members. It does not wait for a neighbor in another
-    stage of the run, in which this mass is useless.
+    This requires the last totals of all neighbors: after it, a neighbor sends nothing more, and does not transfer its
+    own mass. The peer waits for leaving peers with lower numbers, and for absent members. It does not wait for a
+    neighbor in another stage of the run, in which this mass is useless.
 
     Args:
         messenger: The leaver's messenger.
         channel: The channel that holds the mass.
         others: All other clients.
-        held: Function that returns the message to push, after all totals have been received.
-        save: Function that makes receipts and the transfer durable.
+        held: Function that returns the message to push. It is called after all totals have been received.
+        save: Function that makes received totals and the transfer durable.
     """
     state, members = messenger.state, messenger.members
     assert members is not None
@@ -191,7 +195,7 @@ def _await_acknowledgments(messenger: Messenger, channel: Channel, save: Save) -
     while True:
         wait.look()
         messenger.check_view()
-        if channel.pending.any():  # from a member that was absent and did not know
+        if channel.pending.any():  # from a member that was absent and did not know about the transfer
             channel.outgoing.add(state.heir, channel.take_flat())
             save()
         unheard = channel.unacknowledged(state.closed | wait.members.left | channel.elsewhere)

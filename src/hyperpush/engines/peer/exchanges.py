@@ -1,4 +1,4 @@
-"""One exchange of a peer with its neighbors: of running sums, of messages, or with a server."""
+"""One exchange of a peer: of running sums or messages with its neighbors, or of messages with a server."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ SERVER = 0  # the peer that acts as the server: an arbitrary choice, the same at
 
 
 class Received(NamedTuple):
-    """The outcome of an exchange."""
+    """The result of an exchange: the combined messages, their senders, and the weights used."""
 
     total: PyTree
     own: ArrayLike  # the weight of this peer's own message
@@ -34,11 +34,11 @@ def exchange_totals(
     resumed: bool,
     save: Callable[[], None],
 ) -> Received:
-    """Put shares of a message on the links, send the links' totals, and receive arrived totals.
+    """Add shares of a message to the totals of the links, send these totals, and receive the neighbors' totals.
 
     Args:
         messenger: This peer's messenger.
-        channel: The place of the program, with the running sums of its links.
+        channel: The channel of the exchange, with the running sums of its links.
         message: The value to share out.
         links: The links of this step.
         resumed: True if the totals already hold the shares of this exchange, because the peer was restarted here.
@@ -51,9 +51,10 @@ def exchange_totals(
     else:
         if messenger.members is not None:
             # A target that has not confirmed the last share gets no new share, only its total again. Otherwise a peer
-            # that is cut off would soon push away all of its mass ω, and x = z/ω would move by rate·∇f/ω. Push-sum
-            # allows any weights that add up to 1.
-            # A peer that is far behind gives away nothing until it has caught up: messages under way to it are as old.
+            # without connection would soon push away almost all of its mass ω, and the parameters x = z/ω would take
+            # huge steps (step size)·∇f/ω. Push-sum allows any weights that add up to 1.
+            # A peer that is far behind sends no new shares until it has caught up, because messages in transit to it
+            # are as old as its own.
             links = links.keep_shares(targets if messenger.behind else channel.unseen(targets))
         messenger.check_finite(message)
         channel.put(message, links.weights)
@@ -76,9 +77,9 @@ def exchange_messages(
     links: ClientLinks,
     own_weights: Callable[[], np.ndarray],
 ) -> Received:
-    """Send a message, and combine the messages of this round.
+    """Send a message to the neighbors, and combine the messages that arrive in this round.
 
-    `own_weights()` returns the weights by sender if the receiver chooses them.
+    `own_weights()` returns the weights by sender; it is called only if the receiver chooses them.
     """
     messenger.send(path, message, np.flatnonzero(links.to), links.weights)
     arrived, own = messenger.receive(path, links.heard, np.where(links.heard, links.given, 0)), links.own

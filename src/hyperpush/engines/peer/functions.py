@@ -1,4 +1,4 @@
-"""One client's jitted functions, and its links of a step. Peers of one process share their compilation."""
+"""One client's jitted functions and its links at one step. Peers in one process share compiled code."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from hyperpush.programs import Context, ProgramRecipe, Role, at, leaf_key, leaf_
 turns = threading.RLock()
 """Held while a peer traces, compiles or computes, so that the peers of one process take turns.
 
-XLA gives all computations of a process one pool, with a thread per core. LAPACK's kernels for stacked matrices run in
-a thread of it and wait there for parts that they queue in the same pool. As many of them at once as there are cores
-wait forever. Besides, each function is compiled once instead of by every peer.
+XLA runs all computations of a process in one pool, with a thread per core. LAPACK's kernels for stacked matrices occupy
+a thread of this pool while they wait for parts that they queue in the same pool. If as many such kernels run at once
+as there are cores, they wait forever. Taking turns also compiles each function once instead of once per peer.
 """
 
 
 def in_turn(compute: Callable[[], Any]) -> Any:
-    """Return `compute()`, finished, while no other peer of this process computes."""
+    """Run `compute()` to its end while no other peer of this process computes, and return its result."""
     with turns:
         return jax.block_until_ready(compute())
 
@@ -41,7 +41,7 @@ def _leaf(recipe, path, record, role, args, client, clients, round, root, draws,
 
 @eqx.filter_jit
 def compute_key(root, address):
-    """The key of a server's computation."""
+    """Return the key for a server's computation."""
     return leaf_key(_key_at(root, address), Role.COMPUTE, 0)
 
 
@@ -62,21 +62,21 @@ def _schedule(network, root, step, client, weights):
 class ClientLinks(NamedTuple):
     """One client's links at one step."""
 
-    own: np.ndarray  # the share that it keeps
+    own: np.ndarray  # the share that the client keeps
     weights: np.ndarray  # weights of its messages, by receiver
-    to: np.ndarray  # True for clients that hear it
-    heard: np.ndarray  # True for clients that it hears
-    given: np.ndarray  # weights of messages to it, by sender
+    to: np.ndarray  # True for clients that get its messages
+    heard: np.ndarray  # True for clients whose messages it gets
+    given: np.ndarray  # weights of messages to this client, by sender
 
     def without(self, out: list[int]) -> "ClientLinks":
-        """Return the links without the peers in `out`, whose shares stay here."""
+        """Return the links without the peers in `out`; this client keeps their shares."""
         own = np.asarray(self.own + self.weights[out].sum(dtype=self.weights.dtype))
         weights, to, heard, given = (each.copy() for each in (self.weights, self.to, self.heard, self.given))
         weights[out], to[out], heard[out], given[out] = 0, False, False, 0
         return ClientLinks(own, weights, to, heard, given)
 
     def keep_shares(self, late: list[int]) -> "ClientLinks":
-        """Return the links without new shares for the peers in `late` and for clients that do not hear this one."""
+        """Return the links with weight 0 for links that are down and for peers in `late`, whose shares are kept."""
         weights = np.where(self.to, self.weights, 0)
         own = np.asarray(self.own + weights[late].sum(dtype=weights.dtype))
         weights[late] = 0
@@ -100,7 +100,7 @@ class ClientFunctions:
         self._recipe = recipe.traceable()
 
     def apply(self, at: PeerCursor, role: Role, *args: PyTree, record: RecordFunction | None = None) -> Any:
-        """Return f(*args, context) for the function of that role at a place, or for the function `record` if given."""
+        """Call `f(*args, context)`, where `f` is the function of `role` at a node, or `record` if given."""
         address = np.asarray(at.address, np.uint32)
         me, round = np.asarray(self.client, np.int32), np.asarray(at.round, np.int32)
         given = (args, me, self.clients, round, self.key, self.draws, address, self.data)
@@ -108,7 +108,7 @@ class ClientFunctions:
 
 
 def combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str, clients: int) -> PyTree:
-    """Return the contents of an inbox: the weighted sum, maximum or stack of the others' messages."""
+    """Return the weighted sum, maximum or stack of the messages that have arrived."""
 
     def total(leaf, *others):
         if reduce == "max":
@@ -141,5 +141,5 @@ def stack(trees: Sequence[PyTree], axis: int = 0) -> PyTree:
 
 
 def is_key(leaf: Any) -> bool:
-    """True if an array holds random keys."""
+    """Return True if an array holds random keys."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""Members of a run: the knowledge that a transport must have, and the exceptions for changes."""
+"""Members of a run: the protocol of transports that track them, and exceptions for changes of the membership."""
 
 from collections.abc import Collection
 from typing import Any, Protocol
@@ -9,9 +9,9 @@ from hyperpush.engines.transport.wire import RefusalReason
 
 
 class Members(Transport, Protocol):
-    """A transport that knows which members are present."""
+    """A transport that knows which members of the run are present, done, leaving or removed."""
 
-    patience: float  # seconds without any news after which a wait is given up
+    patience: float  # seconds without any change after which a wait ends with an error
     closed: frozenset[int]  # members that were removed
     leaving: frozenset[int]  # members that have announced their leaving, and those that have left
     left: frozenset[int]  # members that have left
@@ -22,30 +22,32 @@ class Members(Transport, Protocol):
         ...
 
     def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
-        """Announce whether this peer is done: it needs nothing more as long as `view` holds all removed members.
+        """Announce that this peer is done, or with `finished=False` that it is not.
 
-        `again` is True if the peer was already done before it was restarted. Then others may have ended meanwhile. A
-        member that does not return within the time for removal is taken to have ended.
+        A peer that is done needs no more messages, as long as `view` holds all removed members. `again` is True if the
+        peer was already done before it was restarted. Then other members may have ended meanwhile, and those that do
+        not return within the time for removal count as ended.
         """
         ...
 
     def everyone_done(self) -> bool:
-        """Return True if all other members that are not removed are done."""
+        """Return True if all other members are done or removed."""
         ...
 
     def finish(self) -> None:
-        """Announce that this peer is done, and wait until the others are."""
+        """Announce that this peer is done, and wait until all others are done."""
         ...
 
     def refuse(self, sender: int, reason: RefusalReason, step: int) -> None:
         """Note that a message was refused.
 
-        Impossible content ends a synchronous run. Asynchronously the third such message removes its sender.
+        If its content is invalid, a synchronous run ends. In an asynchronous run the third such message removes its
+        sender.
         """
         ...
 
     def failure(self, what: str, clients: Collection[int], then: str = "") -> HyperpushError:
-        """Return the error "what, these members, then", with the name of this peer and the reason for each member."""
+        """Return an error that names this peer, `what` happened, the members `clients`, `then`, and known reasons."""
         ...
 
     def leave(self, left: bool) -> None:
@@ -53,29 +55,29 @@ class Members(Transport, Protocol):
         ...
 
     def present(self, clients: list[int]) -> list[int]:
-        """Return those of `clients` that are present, and have neither left nor been removed."""
+        """Return the `clients` that are present, and have neither left nor been removed."""
         ...
 
     def missing(self) -> bool:
         """Return True if a member is absent that is not removed and cannot have ended.
 
-        A member that is done ends only when its neighbors are done. So an absent member was killed if this peer is not
-        done.
+        A member that is done ends only when its neighbors are done. So if this peer is not done, an absent member was
+        killed.
         """
         ...
 
 
 def members_of(transport: Transport) -> Any:
-    """Return the transport if it has all members of `Members`, itself or as a wrapper; else None.
+    """Return the transport, which may be a wrapper, if it has all attributes of `Members`; else None.
 
-    `isinstance` would not do: from Python 3.12 on it looks only at the class, which in a wrapper lacks them.
+    `isinstance` cannot test this: from Python 3.12 on it looks only at the class, and a wrapper's class lacks them.
     """
     knows = (*Members.__annotations__, *(name for name, part in vars(Members).items() if callable(part)))
     return transport if all(hasattr(transport, name) for name in knows) else None
 
 
 class NewView(Exception):
-    """Raised when members have been removed: averages start anew among the rest."""
+    """Raised when members have been removed. Averages then restart with the remaining members."""
 
 
 class Left(HyperpushError):

@@ -1,12 +1,12 @@
-"""Sent and received messages of a peer: headers, checks, running sums and their acknowledgments.
+"""The messages that a peer sends and receives: their headers and checks, running sums, and acknowledgments.
 
 Each message names its membership (`view`), place in the program (`node`) and round (`step`). A receiver refuses and
 counts messages that do not fit.
 
-- A MESSAGE counts in its own round only. A late one is counted and dropped.
-- A TOTAL is the running sum of a link. The receiver credits its difference to the newest total received before, so
-  losses, repeats and reordering change nothing (Hadjicostis, Vaidya and Domínguez-García 2016). Totals of all rounds
-  count. If the receiver has yet to reach their place, the newest total of each sender waits.
+- A MESSAGE is used in its own round only. A late one is counted and dropped.
+- A TOTAL is the running sum of a link. The receiver adds its difference to the newest total received before, so losses,
+  repeats and reordering do not change the sum (Hadjicostis, Vaidya and Domínguez-García 2016). Totals of all rounds are
+  used. If the receiver has not reached their place in the program, it keeps the newest total of each sender.
 - SEEN acknowledges a total at once: the sender may put the next share on the link.
 - DURABLE acknowledges a last total when the receiver has saved it: the sender may forget it.
 """
@@ -28,8 +28,8 @@ from hyperpush.engines.transport import LEAD, Transport, wire
 from hyperpush.engines.transport.wire import Header, Kind, RefusalReason, Rejected
 from hyperpush.programs import Path
 
-# Future rounds whose messages are kept, and future places whose newest total is kept, per sender. An honest peer is at
-# most LEAD rounds ahead, plus the round that it has just sent.
+# Per sender: the number of future rounds whose messages are kept, and of future places whose newest total is kept. An
+# honest peer is at most LEAD rounds ahead, plus the round that it has just sent.
 WINDOW, EARLY = 2 * LEAD, 4
 
 NOTHING = np.zeros(0)
@@ -41,16 +41,16 @@ Payload = bytes | bytearray
 
 @final
 class Messenger:
-    """The messages of one client. Incoming ones are untrusted bytes; invalid ones are counted and dropped."""
+    """Sender and receiver of one client's messages. Incoming bytes are untrusted: invalid ones are dropped."""
 
     def __init__(self, client: int, transport: Transport, tolerant: bool, state: PeerState, clients: int):
         self.client, self.transport, self.tolerant, self.state = client, transport, tolerant, state
         self.clients = clients
         self.members: Members | None = members_of(transport)
         self.channels = Channels()
-        self.heard: dict[int, int] = {}  # newest clock of each sender, at any place of the program
-        self._owed: set[tuple[int, int]] = set()  # (channel, sender) of last totals that are not durable yet
-        self._early: dict[tuple[int, int], Payload] = {}  # totals of later places, by (sender, channel)
+        self.heard: dict[int, int] = {}  # newest clock in messages of each sender, at any place of the program
+        self._owed: set[tuple[int, int]] = set()  # (channel, sender) of last totals not yet acknowledged as durable
+        self._early: dict[tuple[int, int], Payload] = {}  # totals for later places, by (sender, channel)
         self._ahead: list[Arrived] = []  # arrived messages of later rounds
 
     @property
@@ -65,7 +65,7 @@ class Messenger:
 
     @property
     def behind(self) -> bool:
-        """True if all senders heard are more than LEAD + 1 rounds ahead, so none is waiting for this peer."""
+        """True if all known senders are more than LEAD + 1 rounds ahead, so none is waiting for this peer."""
         return min(self.heard.values(), default=0) > self.state.clock + LEAD + 1
 
     def check_finite(self, tree: PyTree) -> None:
@@ -112,10 +112,11 @@ class Messenger:
         self._send(sender, kind, channel.number, NOTHING, channel.incoming.counters.get(sender, 0))
 
     def say_farewell(self) -> None:
-        """Send the last totals to leaving members, repeatedly until they have left.
+        """Send the last totals to leaving members. Callers repeat this until these members have left.
 
-        A peer that itself leaves sends them to leavers with lower numbers only, and to none after it has transferred
-        its mass. So no two neighbors transfer at once (mutual exclusion of Ricart and Agrawala 1981, by number).
+        A peer that is leaving itself sends them only to leaving peers with lower numbers, and to none after it has
+        transferred its mass. So no two neighbors transfer at once (mutual exclusion of Ricart and Agrawala 1981, by
+        number).
         """
         if self.members is None or not self.leaving or self.state.heir is not None:
             return
@@ -133,7 +134,7 @@ class Messenger:
     # --------------------------------------------------------------------- in
 
     def take_arrived(self, step: int, expected: list[int]) -> list[Arrived]:
-        """Return the arrived messages that pass all checks; credit running sums to their channels."""
+        """Return the arrived messages that pass all checks; add running sums to their channels."""
         found = [each for each in self._ahead if each[0].step <= step]
         self._ahead = [each for each in self._ahead if each[0].step > step]
         reached = [key for key in self._early if key[1] in self.channels.numbered]
@@ -149,7 +150,7 @@ class Messenger:
         return found
 
     def _note_rejected(self, sender: int, rejected: Rejected) -> None:
-        """Count a refused message by reason, and one with false content also by sender."""
+        """Count a refused message by reason, and also by sender if its content is invalid."""
         counts, reason = self.state.counts, rejected.reason
         counts.rejections[reason.value] += 1
         if reason.of_content:
@@ -158,7 +159,7 @@ class Messenger:
             self.members.refuse(sender, reason, self.state.step)
 
     def _take(self, sender: int, payload: bytes | bytearray) -> Arrived | None:
-        """Check a message and credit it to its channel. Return None if an exchange cannot wait for it."""
+        """Check a message, and add a running sum to its channel. Return None if no exchange needs the message."""
         claimed = wire.peek(payload)
         channel = self.channels.numbered.get(claimed.node)
         if claimed.kind.acknowledges:
@@ -187,19 +188,19 @@ class Messenger:
                 channel.acknowledged[sender] = max(channel.acknowledged.get(sender, 0), header.counter)
 
     def _take_late(self, sender: int, payload: bytes | bytearray) -> None:
-        """Receive a message of a channel that has since started anew."""
+        """Receive a message of a channel that has been replaced since."""
         header = self._hear(wire.read_sealed(payload, sender))
         self.state.counts.late += 1
-        if sender in self.leaving:  # it will not reach this place any more
+        if sender in self.leaving:  # the sender will not reach this place of the program
             self._note_elsewhere(header)
-        if header.kind.last:  # acknowledged at once, because no value held here depends on it
+        if header.kind.last:  # acknowledged at once, because the new channel does not depend on it
             self._send(sender, Kind.DURABLE, header.node, NOTHING, header.counter)
 
     def _take_unknown(self, sender: int, payload: bytes | bytearray) -> None:
         """Receive a message of an unknown channel.
 
-        A total of a place that is yet to be reached waits. Otherwise only a leaver uses it, if it is a last total of a
-        member in another stage.
+        A total for a place that this peer has not reached yet is kept. Otherwise only a leaving peer uses the message,
+        if it is the last total of a member in another stage.
         """
         claimed = wire.peek(payload)
         if self.tolerant and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
@@ -209,12 +210,12 @@ class Messenger:
             raise Rejected(RefusalReason.WRONG_NODE, "its place is not in this program")
         header = self._hear(wire.read_sealed(payload, sender))
         self._check_membership(header)
-        # The sender has gone on without this peer, or leaves from another place. Others will come here, or vanish.
+        # This sender has continued without this peer, or leaves from another place. Others will still reach this place.
         if header.step > self.state.clock or sender in self.leaving:
             self._note_elsewhere(header)
 
     def _keep_early(self, header: Header, payload: Payload) -> None:
-        """Keep the newest total of a place that is yet to be reached, for at most `EARLY` places per sender."""
+        """Keep the newest total for a place not reached yet, for at most `EARLY` places per sender."""
         self._check_membership(header)
         self._early.pop((header.sender, header.node), None)
         own = [key for key in self._early if key[0] == header.sender]
@@ -228,7 +229,7 @@ class Messenger:
             raise Rejected(RefusalReason.WRONG_VIEW, f"{header.view} instead of {self.state.view}")
 
     def _credit(self, channel: Channel, header: Header, total: np.ndarray) -> None:
-        """Credit the difference between a total and the previous one of its sender."""
+        """Add the difference between a total and the sender's previous one to what the channel has received."""
         sender = header.sender
         channel.check_mass(sender, header.counter, total, self.clients)
         increment = channel.incoming.take(sender, header.counter, total)
@@ -246,7 +247,7 @@ class Messenger:
         return header
 
     def _note_elsewhere(self, header: Header) -> None:
-        """Note, as a leaver, that the sender is in another stage and puts nothing more on links of this stage."""
+        """Note, if this peer is leaving, that the sender is in another stage and sends nothing more in this one."""
         newest = header.view == self.state.view and header.step == self.heard[header.sender]
         if self.state.leaving and header.kind == Kind.LAST_TOTAL and newest:
             for channel in self.channels.tolerant():
@@ -255,7 +256,7 @@ class Messenger:
                     channel.elsewhere.add(header.sender)
 
     def collect(self, path: Path, expected: np.ndarray, given: np.ndarray | None = None) -> list[tuple[Header, PyTree]]:
-        """Return the messages for this exchange; credit late running sums to their own channels.
+        """Return the messages for this exchange; add running sums of other exchanges to their channels.
 
         `given` holds the required weights of messages, by sender; None for running sums, which lack weights.
         """

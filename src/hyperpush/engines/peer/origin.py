@@ -1,7 +1,8 @@
-"""The inputs of a party in a run: its data, its start, the problem, and the secret of its draws.
+"""Digests of a party's inputs in a run: its data, its initial state, the problem, and the secret of its random draws.
 
-A checkpoint holds digests of all inputs, and is continued only with the same ones. The key of a party's own draws also
-depends on them, and on a number that is new at every fresh start: equal noise on two values would reveal both.
+A checkpoint holds these digests, and can be continued only with the same inputs. The key of a party's secret draws also
+depends on the inputs, and on a number that is new at every fresh start. Otherwise equal noise could be added to two
+different values, and their difference would be revealed.
 """
 
 import secrets
@@ -44,7 +45,7 @@ class Origin:
         return {name: getattr(self, name) for name in MEANING}
 
     def check(self, stored: Mapping[str, str], path: Path) -> None:
-        """Refuse a checkpoint of another origin, with an error that names the changed input."""
+        """Raise InvalidInput for a checkpoint with other inputs, and name the input that has changed."""
         for name, allowed in MEANING.items():
             if stored.get(name) != getattr(self, name):
                 given = f"one that began with another {name}" if name != "data" else "one that began with other data"
@@ -73,7 +74,7 @@ def new_start() -> str:
 
 
 def read_secret(path: Path, resumes: bool = False) -> bytes:
-    """Return the secret bytes of a file. Write a missing file, unless the party resumes from a checkpoint."""
+    """Return the secret bytes in a file. Create a missing file, unless the party resumes from a checkpoint."""
     if not path.exists():
         if resumes:
             raise InvalidInput("secret", f"{path}, which is missing", "the file that belongs to the checkpoint")
@@ -97,7 +98,7 @@ def secret_digest(secret: bytes) -> str:
 
 
 def draws_key(secret: bytes, digest: bytes, origin: Origin, start: str) -> PRNGKeyArray:
-    """Return the key of a party's own draws, from its secret, the run, its inputs and this start."""
+    """Return the key of a party's secret draws, derived from its secret, the run, its inputs and this start."""
     said = digest + "".join((origin.data, origin.start, origin.problem, start)).encode()
     made = blake2b(said, key=secret, digest_size=8).digest()
     return jax.random.wrap_key_data(jnp.frombuffer(made, jnp.uint32))

@@ -1,4 +1,4 @@
-"""One client of a run, which walks the program node by node."""
+"""A peer: one client of a run, which walks the program node by node and exchanges messages."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,12 +42,12 @@ from hyperpush.programs.profile import profile
 from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 from hyperpush.programs.recipe import at as node_at
 
-LATE = (1 << 31) - 1  # key part for receiving late mass: an iteration number that no loop reaches
+LATE = (1 << 31) - 1  # iteration number in random keys for receiving late mass; no loop reaches it
 
 
 @final
 class Peer:
-    """One client of a run.
+    """One client of a run, with its own connection to the other clients.
 
     Args:
         client: Number of the client, from 0.
@@ -57,12 +57,13 @@ class Peer:
         tolerant: True if links may lose messages, so that conserved quantities are sent as running sums. The same at
             all peers.
         step: Network time at the start.
-        store: Storage from which the peer continues after it was killed. None: it cannot continue.
+        store: Storage from which the peer continues after it was killed. None: the peer cannot continue.
         store_every: Number of exchanges between two saves, 1 or more. Exchanges of running sums are always saved.
-        secret: The key of its own draws, such as noise for privacy. None derives it from `key`, which all peers know. A
-            restarted peer must have the same secret; in a new view it draws other numbers.
-        repeats: True lets the peer start anew in a new view. False ends it with an error, because ε covers each
-            release only once.
+        secret: The key of this peer's secret draws, such as noise for privacy. None: its draws follow from `key`, which
+            all peers know. A restarted peer must have the same secret. After a change of the membership it draws other
+            numbers.
+        repeats: True lets the peer restart averages after a change of the membership. False ends it with an error,
+            because ε covers each release only once.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Peer:
         self.members: Members | None = members_of(transport)
         self._messenger = Messenger(client, transport, tolerant, self._state, network.clients)
         self._channels = self._messenger.channels
-        self._ahead: list[Frame] = []  # stored nodes that it has yet to enter again, outermost first
+        self._ahead: list[Frame] = []  # stored frames of nodes that it has not entered again yet, outermost first
         self._resumed: SavedPeer | None = None
         self._asked_to_leave = False
         self._run: dict[type, Callable[..., PyTree]] = {
@@ -111,7 +112,7 @@ class Peer:
 
     @property
     def mass(self) -> float | None:
-        """Mass that it holds in the current average; None outside of averages."""
+        """Mass that this peer holds in the current average; None outside of averages."""
         channels = list(self._channels.numbered.values())  # a copy, because another thread may ask
         found = [channel.mass for channel in channels if channel.tolerant]
         return float(found[-1]) if found else None
@@ -127,7 +128,7 @@ class Peer:
         return {name: [row.value for row in rows] for name, rows in self._state.records.items()}
 
     def leave(self) -> None:
-        """Leave the run for good at the next exchange of mass, and transfer it; `run` then raises `Left`."""
+        """Transfer this peer's mass and leave the run at the next exchange of mass; `run` then raises `Left`."""
         if not self.tolerant or self.members is None:
             raise InvalidInput("mode", "synchronous", "asynchronous, to leave without stopping the others")
         self._asked_to_leave = True
@@ -141,7 +142,7 @@ class Peer:
         every: int = 1,
         progress: Progress | None = None,
     ) -> PyTree:
-        """Run the program from `state`. Return the final state."""
+        """Run the program from `state`, and return the final state."""
         recipe, where = as_recipe(program), self._state
         program = recipe.program()
         self._record, self._every, self._progress = recorders_of(record), every, progress
@@ -149,7 +150,7 @@ class Peer:
         self._program, self._start = stepwise(program), state
         self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
         self._apply = self._functions.apply
-        with turns:  # so that one peer of a process traces the program, and the others wait
+        with turns:  # so that only one peer of a process traces the program, and the others reuse the trace
             found = profile(spelled_out(recipe), state, data, self.network.clients)
         check_recording(self._record, every, found)
         self._agreement = self.network.flood_rounds() if found.has_votes else 1
@@ -224,7 +225,7 @@ class Peer:
         state, depth, loops = frame.outer, len(where.frames), len(where.loops)
         while True:
             try:
-                inner = None  # the stored exchange provides it
+                inner = None  # a resumed peer gets the state from its stored exchange
                 if self._resumed is None:
                     self._channels.restart(at.path, self._state.epoch(at.address))
                     inner = self._apply(at, Role.ENTER, state)
@@ -233,7 +234,7 @@ class Peer:
                     await_missing(self._messenger)
                 break
             except NewView:
-                if self._channels.has_sums_around(at.path):  # earlier sums around it are of the old view, too
+                if self._channels.has_sums_around(at.path):  # sums outside the scope must restart, too
                     raise
                 del where.frames[depth:], where.loops[loops:]
                 where.keep_rows(frame.rows)
@@ -243,7 +244,10 @@ class Peer:
         return self._apply(at, Role.LEAVE, state, inner)
 
     def _end_stage(self, scope: Path | None) -> None:
-        """Count averages that end with a scope (None: with the program) and say little about the others."""
+        """Count the averages that end with a scope, and those that contain little of other parties' values.
+
+        `scope` is None at the end of the program.
+        """
         for channel in self._channels.ending(scope):
             if channel.due:
                 self.counts.end_stage(channel.isolated)
@@ -287,7 +291,7 @@ class Peer:
         return bool(objection == 0)
 
     def _enter(self, fresh: Frame) -> Frame:
-        """Enter a node, for the first time or at its stored position."""
+        """Return the frame of a node: the stored one in a resumed peer, else `fresh`."""
         frame = self._ahead.pop(0) if self._ahead else fresh
         self._state.frames.append(frame)
         return frame
@@ -316,7 +320,7 @@ class Peer:
         return self._receive(node, at, state, received)
 
     def _receive(self, node: Exchange, at: PeerCursor, state: PyTree, received: Received) -> PyTree:
-        """Return the state after receiving."""
+        """Return the state after the messages of an exchange are received."""
         inbox = Inbox(received.total, jnp.asarray(received.own))
         if node.observe:
             heard = np.zeros(self.network.clients, bool)
@@ -371,7 +375,7 @@ class Peer:
     # ---------------------------------------------------------------- members
 
     def _go_back(self, step: int) -> None:
-        """Start anew from `step`, in the view of the remaining members."""
+        """Go back to `step`, to restart from there with the remaining members."""
         assert self.members is not None
         where = self._state
         if not self._repeats:
@@ -382,13 +386,13 @@ class Peer:
         self.members.done(False)
 
     def _draw(self) -> None:
-        """Set the key of secret draws, a new one in each view: equal noise on two values would reveal both."""
+        """Set the key of secret draws. Each view has a new key: equal noise on two values reveals their difference."""
         if self._secret is not None:
             view = self._state.view
             self._functions.draws = jax.random.fold_in(self._secret, view) if self.closed else self._secret
 
     def _finish(self, state: PyTree) -> PyTree:
-        """End a run among members, when all have received their messages and need nothing more. Return the final state.
+        """Wait until all members have received all messages and are done. Return the final state.
 
         Late mass on lasting channels is applied as an exchange with self-weight 1.
         """
@@ -397,7 +401,7 @@ class Peer:
         if not self.tolerant:
             if self._state.stage < Stage.OVER:
                 self.members.finish()
-                self._state.stage = Stage.OVER  # killed from now on, it needs nobody when it returns
+                self._state.stage = Stage.OVER  # if it is killed and restarted now, it needs no other peer
                 self._save(state, True)
             return state
         lasting = [channel for channel in self._channels.tolerant() if channel.lasting]
@@ -427,7 +431,7 @@ class Peer:
     # ---------------------------------------------------------------- durable
 
     def _save(self, state: PyTree, always: bool) -> None:
-        """Save the peer before it sends an exchange; with `always`, regardless of `store_every`."""
+        """Save the peer before it sends the messages of an exchange; with `always`, regardless of `store_every`."""
         if self._resumed is not None:  # this exchange is the stored one
             self._resumed = None
             return
@@ -450,7 +454,7 @@ class Peer:
 
 
 def spelled_out(recipe: ProgramRecipe) -> ProgramRecipe:
-    """Return the program that a peer walks, with all averages expanded except those along a tree."""
+    """Return the program in the form that a peer walks: all averages, except along a tree, as single exchanges."""
     return ProgramRecipe(_stepwise, (recipe,))
 
 

@@ -1,4 +1,4 @@
-"""Progress of a peer in its program."""
+"""Progress of a peer in its program: its place there, its counts, and its recorded rows."""
 
 import zlib
 from collections import Counter
@@ -16,20 +16,20 @@ from hyperpush.programs.counting import Work
 
 
 class Stage(IntEnum):
-    """Progress of a peer with its whole program."""
+    """Stages of a peer, from running its program to the end of the run."""
 
     RUNNING = 0
     ENDED = 1  # it has finished the program; messages to it may be under way
     DONE = 2  # others have made all its messages durable
-    OVER = 3  # no other peer needs it any more
+    OVER = 3  # no other peer needs this one anymore
 
 
 class PeerCursor(NamedTuple):
-    """A place in a program, and the iterations of the loops around it, which determine the keys of draws."""
+    """A place in a program, and the iterations of the loops around it. Together they determine the random keys."""
 
     path: Path = ()
-    address: tuple[int, ...] = ()  # positions and iterations on the way
-    round: int = 0  # iteration of the innermost loop around it
+    address: tuple[int, ...] = ()  # positions in sequences and iterations of loops, from the outermost node on
+    round: int = 0  # iteration of the innermost loop around this place
 
     def child(self, node: Sequence, position: int) -> "PeerCursor":
         """Return the cursor of the node at `position` of a sequence."""
@@ -49,7 +49,7 @@ class PeerCursor(NamedTuple):
 @final
 @dataclass
 class Frame:
-    """A node that the peer is inside of, with the data needed to return to that place."""
+    """A node that the peer has entered, with the data needed to return to that place."""
 
     at: int  # position in a sequence, iteration of a loop, or step at which a `Scope` was entered
     times: int = 0  # number of iterations of a loop
@@ -68,25 +68,25 @@ class PeerCounts:
     late: int = 0
     work: Work = field(default_factory=Work)  # set at the end of the program
     rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `RefusalReason`
-    refused: dict[int, Counter[str]] = field(default_factory=dict)  # messages with false content, by sender and reason
-    stages: int = 0  # ends of averages, and how many of them say little about the others, with the first reason
-    isolated: int = 0
-    why_isolated: str = ""
+    refused: dict[int, Counter[str]] = field(default_factory=dict)  # with invalid content, by sender and reason
+    stages: int = 0  # number of averages that have ended
+    isolated: int = 0  # how many of them contain little of other parties' values
+    why_isolated: str = ""  # the reason for the first of these; empty if there are none
 
     def end_stage(self, why: str) -> None:
-        """Count the end of an average, and the reason why it says little about the others; empty if it does not."""
+        """Count the end of an average. `why` says why it contains little of other parties' values, or is empty."""
         self.stages += 1
         self.isolated += bool(why)
         self.why_isolated = self.why_isolated or why
 
     @property
     def isolation(self) -> str:
-        """What the result says about averages that say little about the others; empty if there are none."""
+        """Sentence about averages that contain little of other parties' values; empty if there are none."""
         return f"{self.why_isolated}, in {self.isolated} of {self.stages} averages" if self.isolated else ""
 
 
 class RecordedRow(NamedTuple):
-    """A row of a loop's record, with the network time and traffic at that point."""
+    """A recorded row of a loop, with the network time and the numbers sent so far."""
 
     value: Any
     step: int
@@ -96,20 +96,20 @@ class RecordedRow(NamedTuple):
 @final
 @dataclass
 class PeerState:
-    """Progress of a peer, without its client's state and its running sums."""
+    """Progress of a peer. It does not include the client's state and the running sums."""
 
     step: int  # network time
     first: int = 0  # network time at the start
     closed: frozenset[int] = frozenset()  # members removed from the view
     left: frozenset[int] = frozenset()  # members that have left for good
-    own: float = 1.0  # share that it keeps in the current exchange
-    leaving: bool = False  # True while it leaves for good, and transfers its mass
-    heir: int | None = None  # peer that got its mass; None: not yet transferred
+    own: float = 1.0  # share of its message that the peer keeps in the current exchange
+    leaving: bool = False  # True while the peer leaves for good, and transfers its mass
+    heir: int | None = None  # peer that got this peer's mass; None: not yet transferred
     stage: Stage = Stage.RUNNING
     learned: bool = False  # True once the messages for learning link frequencies have been counted
-    frames: list[Frame] = field(default_factory=list)  # nodes that it is inside of, outermost first
-    loops: list[tuple[str, int]] = field(default_factory=list)  # names and iterations of the loops that it is inside of
-    passes: Counter[Path] = field(default_factory=Counter)  # number of runs of each body of a loop of agreed length
+    frames: list[Frame] = field(default_factory=list)  # nodes that the peer has entered, outermost first
+    loops: list[tuple[str, int]] = field(default_factory=list)  # names and iterations of loops that it has entered
+    passes: Counter[Path] = field(default_factory=Counter)  # iterations of loops of agreed length, by path of the body
     records: dict[str, list[RecordedRow]] = field(default_factory=dict)
     counts: PeerCounts = field(default_factory=PeerCounts)
 
@@ -121,11 +121,11 @@ class PeerState:
         self.counts.bytes += sent_bytes
 
     def epoch(self, address: tuple[int, ...]) -> Path:
-        """Return the identifier of running sums that start at an address in the current view."""
+        """Return the identifier of running sums that start at an address, with the current members."""
         return (*address, self.view) if self.closed else address
 
     def begin(self, names: Iterable[str]) -> None:
-        """Start empty records of these loops."""
+        """Start empty records for the loops with these names."""
         self.records = {name: [] for name in names}
 
     def record(self, name: str, value: PyTree) -> None:
@@ -152,10 +152,10 @@ class PeerState:
 
     @property
     def clock(self) -> int:
-        """Step number for messages: each new view starts after all steps of the old."""
+        """Step number in messages. After a change of the membership, it exceeds all earlier step numbers."""
         return clock(len(self.closed), self.step)
 
 
 def clock(closed: int, step: int) -> int:
-    """Return the clock of a step in a view from which `closed` members have been removed."""
+    """Return the step number in messages at `step`, after `closed` members have been removed."""
     return (closed << 32) + step

@@ -1,7 +1,7 @@
-"""Averages along a tree by real messages: every client adds up its children's sums, and passes the mean on to them.
+"""Averages along a tree by real messages: sums go up to the root, and the mean comes back down.
 
-The tree and the counts of rounds and messages are those of the links (`hyperpush.networks.trees`). Peers do not wait
-for links to come up, but count as if they did. They know the links from the network's description.
+The tree, and the counts of rounds and messages, follow from the network's links (`hyperpush.networks.trees`), which all
+peers know. Peers do not wait until a link is up, but count the rounds as if they did.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def mean_channel(path: Path) -> Path:
 
 @final
 class TreeAverages:
-    """One client's part in averages along a tree."""
+    """One client's part in averages along a tree: it adds its children's sums, and passes the mean on to them."""
 
     def __init__(self, network: Network, key: PRNGKeyArray, messenger: Messenger):
         self.network, self.key, self.messenger, self.state = network, key, messenger, messenger.state
@@ -47,7 +47,7 @@ class TreeAverages:
 
     @staticmethod
     def of(network: Network, key: PRNGKeyArray, messenger: Messenger, found: Profile) -> "TreeAverages | None":
-        """Return the averages with channels for all places in the program; None without averages along a tree."""
+        """Return an object with channels for all averages along a tree in a program; None if there are none."""
         places = [sending for sending in found.sendings if sending.by_tree]
         averages = TreeAverages(network, key, messenger) if places else None
         for place in places:
@@ -56,12 +56,12 @@ class TreeAverages:
         return averages
 
     def open(self, path: Path, message: PyTree[jax.ShapeDtypeStruct], answer: jax.ShapeDtypeStruct | None) -> None:
-        """Add the channel for means at a place, with the root's answer if it gives one. Sums already have a channel."""
+        """Add the channel for the mean, and for the root's answer if there is one. The sums already have a channel."""
         mean = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) / 1, message))
         self.messenger.channels.add(Channel(mean_channel(path), (mean, answer)))
 
     def mean(self, path: Path, value: PyTree, answer: Callable[[PyTree], Any]) -> tuple[PyTree, Any]:
-        """Return the mean of all clients' values, and the root's answer to it, bitwise equal at all clients."""
+        """Return the mean of all clients' values, and the root's answer to the mean; bitwise equal at all clients."""
         state, messenger, me = self.state, self.messenger, self.messenger.client
         if isinstance(self.tree, WaitingTree) and self.tree.learns and not state.learned:
             n = self.network.clients
@@ -98,7 +98,7 @@ class TreeAverages:
         return trip
 
     def _count(self, trip: Trip, floats: int, size: int) -> None:
-        """Count a trip with messages of `floats` numbers and `size` bytes."""
+        """Count the rounds and messages of an average, in which each message has `floats` numbers and `size` bytes."""
         counts, me = self.state.counts, self.messenger.client
         self.state.step += int(trip.rounds)
         counts.rounds += int(trip.rounds)

@@ -1,14 +1,14 @@
-"""Interrupted runs that continue: checkpoints on disk (`store`), and the kept parts of a run (`journal`)."""
+"""Checkpoints let interrupted runs continue: `store` reads and writes them, `journal` decides what they contain."""
 
 from dataclasses import dataclass
 
-MINUTES, KEEP = 2.0, 3  # defaults
+MINUTES, KEEP = 2.0, 3  # defaults of `Policy`
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Rule for checkpoints: the time or rounds between them, and the number to keep."""
+    """Rule for checkpoints: the time or the rounds between two checkpoints, and the number of checkpoints to keep."""
 
-    minutes: float | None = MINUTES
-    rounds: int | None = None  # exchanges, or iterations of loops without any
+    minutes: float | None = MINUTES  # None: time does not matter
+    rounds: int | None = None  # communication rounds, or iterations of loops without communication; None: any number
     keep: int = KEEP

@@ -1,8 +1,8 @@
-"""Journal of a run: a hook of compiled engines that saves results and states.
+"""Journal of a run: a hook of compiled engines that saves their results and states in checkpoints.
 
-A run of an experiment is a sequence of pieces: each call of a compiled engine is one. Finished pieces keep their
-result, and the piece under way its state between two compiled chunks. A resumed run reads finished pieces back and
-continues the interrupted one. It repeats everything else, with the same numbers.
+A run of an experiment consists of pieces: each call of a compiled engine is one piece. The journal saves the result of
+a finished piece. Of an unfinished piece it saves the state between two compiled chunks. A resumed run reads the results
+of finished pieces and continues the unfinished piece from its state. It repeats all other work, with the same numbers.
 """
 
 import signal
@@ -34,15 +34,15 @@ _AXES = {"rows": 0, "history": 1}  # client axis of the arrays of a snapshot, by
 
 
 class _Piece(NamedTuple):
-    """One call of an engine."""
+    """One call of a compiled engine in the run."""
 
-    number: int
-    digest: str
-    finished: bool  # True if its result was on disk at this start
+    number: int  # counted from 0 in the order of the calls
+    digest: str  # identity of the computation and its data (`digest_of`)
+    finished: bool  # True if the result was on disk when this process started
 
 
 class _Entry(NamedTuple):
-    """A piece's result or state."""
+    """The result or the state of a piece, as a checkpoint holds it."""
 
     piece: _Piece
     snapshot: Snapshot
@@ -59,27 +59,27 @@ class _Entry(NamedTuple):
 
 @final
 class Journal(Hook):
-    """The checkpoints of one run of an experiment."""
+    """Hook that writes the checkpoints of one run of an experiment, and continues an interrupted run from them."""
 
     def __init__(self, store: CheckpointFolder, policy: Policy):
         self.store = store
         self.policy = policy
-        self.rounds = 0  # since the last checkpoint
-        self.asked: int | None = None  # the signal to stop
-        self.busy = False  # True while a piece is under way: a signal waits until its next boundary saves the state
+        self.rounds = 0  # communication rounds since the last checkpoint
+        self.asked: int | None = None  # the signal that asked this process to stop
+        self.busy = False  # True while a piece runs: a signal then waits for the end of the chunk, where state is saved
         self._latest: Callable[[], _Entry | None] = lambda: None
         self._pending: list[_Entry] = []
-        self._open: list[_Piece] = []  # under way; the last is the innermost
+        self._open: list[_Piece] = []  # unfinished pieces; the last is the innermost
         self._begun = 0
         self._saved_at = time.monotonic()
         self._found = sorted(store.find(), key=lambda saved: saved.kind)  # results first; then states, newest first
         self._states = [saved for saved in self._found if saved.kind == "state"]
 
-    # ------------------------------------------------------------------------- a hook
+    # ------------------------------------------------------------------------- methods of a hook
 
     def resume_from(self, run: HostLoop) -> Snapshot | None:
-        """Return the snapshot from which the next piece continues, if the interrupted run had the same piece."""
-        if self.asked is not None and processes.count() == 1:  # by a signal that could not end the run at once
+        """Return the snapshot of the next piece if the interrupted run has saved its result or state, else None."""
+        if self.asked is not None and processes.count() == 1:  # a signal arrived that could not end the run at once
             self._leave()
         number, self._begun, self.busy = self._begun, self._begun + 1, True
         digest, own = digest_of(run), f"{number} "
@@ -112,16 +112,16 @@ class Journal(Hook):
 
     def keep_result(self, run: HostLoop, snapshot: Callable[[], Snapshot | None]) -> None:
         piece, self._latest = self._open.pop(), lambda: None
-        # A piece without a snapshot, such as of a server in plain Python, is computed again after an interruption.
+        # A piece without a snapshot, such as that of a server in plain Python, is computed again in a resumed run.
         if not piece.finished and (found := snapshot()) is not None:
             self._pending.append(_Entry(piece, found))
         self._pause()
         self.busy = bool(self._open)
 
-    # ------------------------------------------------------------------------- time to write
+    # ------------------------------------------------------------------------- writing checkpoints
 
     def _pause(self) -> None:
-        """Write a checkpoint if one is due, and end if a signal has arrived."""
+        """Write a checkpoint if one is due, and end the process if a signal has arrived."""
         minutes, rounds = self.policy.minutes, self.policy.rounds
         waiting = sum(leaf.nbytes for entry in self._pending for leaf in entry.snapshot.arrays.values())
         late = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
@@ -129,11 +129,11 @@ class Journal(Hook):
         due, stop = processes.agree(due, self.asked is not None)
         if due or stop:
             self.save()
-        if stop or (self.asked is not None and processes.count() == 1):  # a signal may arrive while it was written
+        if stop or (self.asked is not None and processes.count() == 1):  # a signal may have arrived during the writing
             self._leave()
 
     def save(self) -> None:
-        """Write the finished results and the latest state; signals wait."""
+        """Write the finished results and the latest state; signals wait until both are on disk."""
         before, self.busy = self.busy, True
         try:
             if self._pending:
@@ -156,15 +156,16 @@ class Journal(Hook):
     # ------------------------------------------------------------------------- signals
 
     def _leave(self) -> None:
-        """End the process as the signal requests."""
+        """End the process as the received signal requests."""
         self.busy = False
-        if self.asked == signal.SIGINT:  # `asked` stays set: errors in callbacks of the garbage collector are lost
+        # `asked` stays set, because Python drops errors that are raised in callbacks of the garbage collector.
+        if self.asked == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(128 + (self.asked or 0))
 
     @contextmanager
     def active(self, *others: Hook) -> Iterator[None]:
-        """Hook this journal, and others, into all runs of compiled engines in the block."""
+        """Attach this journal and other hooks to all runs of compiled engines in the block, and handle stop signals."""
         handlers = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, self._ask) for number in stop_signals()}
@@ -178,13 +179,14 @@ class Journal(Hook):
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         again, self.asked = self.asked is not None, number
-        # Several processes, or one with a piece under way, stop at the end of a chunk; a second signal stops at once.
+        # A process with an unfinished piece, or one of several processes, stops at the end of a chunk. A second signal
+        # stops it at once.
         if (again or not (self.busy or processes.count() > 1)) and not in_collector(frame):
             self._leave()
 
 
 def digest_of(run: HostLoop) -> str:
-    """Return the identity of a piece: a digest of its program and shapes, and one of all clients' data."""
+    """Return the identity of a piece: a digest of its program and shapes, and a digest of all clients' data."""
     start, context, found = run.structure.start, run.context, run.profile
     loops = [(loop.name, loop.at_most) for _, _, loop in found.loops]
     nodes = [(sending.path, type(sending.node).__name__) for sending in found.sendings]
@@ -198,7 +200,7 @@ def digest_of(run: HostLoop) -> str:
 
 
 def values_digest(tree: PyTree, clients: int) -> str:
-    """Return a digest of the bytes of all clients' rows, the same on any number of processes."""
+    """Return a digest of the bytes of all clients' rows, which does not depend on the number of processes."""
     own = everywhere = 0
     for place, leaf in enumerate(jax.tree.leaves(tree)):
         bits = as_bits(leaf)
@@ -210,7 +212,8 @@ def values_digest(tree: PyTree, clients: int) -> str:
 
 
 def _sum_of_rows(place: int, rows: Iterable[tuple[int, Any]], clients: int) -> int:
-    # A sum, so that each process can add up its own clients' rows; rows beyond the last client are padding.
+    # Digests of rows are summed, so that each process can add up its own clients. Rows after the last client are
+    # padding.
     total = 0
     for client, row in rows:
         if client < clients:
@@ -221,7 +224,7 @@ def _sum_of_rows(place: int, rows: Iterable[tuple[int, Any]], clients: int) -> i
 
 
 def _check_same(number: int, kept: str, now: str) -> None:
-    """Refuse to continue from a checkpoint of another computation."""
+    """Raise HyperpushError if a checkpoint belongs to another computation."""
     if kept == now:
         return
     if kept.partition("-")[0] == now.partition("-")[0]:

@@ -1,9 +1,11 @@
-"""Checkpoints on disk; incomplete and damaged ones are not used.
+"""Read and write checkpoints on disk; incomplete and damaged checkpoints are not used.
+
+Each process writes the rows of its clients into one file, for example process 0 of 2:
 
     000012-state-0of2.<BLAKE2b digest of the file>.safetensors
 
-Each process writes the rows of its clients into one file. The header holds the facts. A file gets its name when all of
-it is on disk, and a checkpoint counts when all of its files exist.
+The header of the file describes its arrays. A file gets its name after all of its bytes are on disk. A checkpoint is
+complete when the files of all processes exist.
 """
 
 import json
@@ -30,7 +32,10 @@ _NAME = re.compile(r"((\d{6})-(result|state))-(\d+)of(\d+)\.([0-9a-f]+)\.safeten
 
 
 class ClientRows(NamedTuple):
-    """An array to be saved; along its client axis only the first `clients` rows, without padding."""
+    """An array to save. Along the client axis `axis`, only the first `clients` rows are saved; the others are padding.
+
+    If `axis` is None, the array lacks a client axis and is saved whole.
+    """
 
     array: Any
     axis: int | None = None
@@ -44,16 +49,16 @@ class ClientRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """An array of a checkpoint; each process reads the rows that it needs."""
+    """An array in a checkpoint, of which each process reads the rows that it needs."""
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
     axis: int | None
-    blocks: dict[int, Path] = field(default_factory=dict)  # files, by the first row of the block in them
+    blocks: dict[int, Path] = field(default_factory=dict)  # by first row of a block of rows, the file that holds it
 
     def read(self, first: int = 0, end: int | None = None) -> np.ndarray:
-        """Return the rows of clients `first` to `end` − 1, by default all."""
+        """Return the rows of clients `first` to `end` − 1; `end=None` reads to the last client."""
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype)
         parts = []
@@ -70,7 +75,7 @@ class Stored:
 
 
 class Saved(NamedTuple):
-    """A checkpoint."""
+    """A checkpoint on disk: its number, its kind, the files of all processes, and the facts in their headers."""
 
     number: int
     kind: Kind
@@ -78,7 +83,7 @@ class Saved(NamedTuple):
     facts: dict[str, Any]
 
     def load(self) -> dict[str, Stored]:
-        """Return its arrays by name; random keys as their integers."""
+        """Return the arrays of the checkpoint by name; random keys come as integers."""
         found = {
             name: Stored(name, tuple(shape), jnp.dtype(dtype), axis)
             for name, (shape, dtype, axis) in self.facts["arrays"].items()
@@ -91,14 +96,14 @@ class Saved(NamedTuple):
         return found
 
     def remove(self) -> None:
-        """Delete its files."""
+        """Delete the files of the checkpoint."""
         for file in self.files if processes.first_process() else ():
             file.unlink(missing_ok=True)
 
 
 @final
 class CheckpointFolder:
-    """The checkpoints in a folder."""
+    """Folder that checkpoints are written to and read from; `warn` is called with a text for a damaged checkpoint."""
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
         self.folder = folder
@@ -106,7 +111,7 @@ class CheckpointFolder:
         self._next = 0
 
     def save(self, kind: Kind, arrays: Mapping[str, ClientRows], facts: dict[str, Any]) -> Saved:
-        """Write a checkpoint; a failure leaves the others unchanged."""
+        """Write a checkpoint and return it; a failure leaves all other checkpoints unchanged."""
         number, self._next = self._next, self._next + 1
         bits = {name: rows._replace(array=as_bits(rows.array)) for name, rows in arrays.items()}
         listed = {name: (rows.shape, str(rows.array.dtype), rows.axis) for name, rows in bits.items()}
@@ -125,7 +130,7 @@ class CheckpointFolder:
         return Saved(number, kind, files, {**facts, "arrays": listed})
 
     def find(self) -> list[Saved]:
-        """Return the intact checkpoints, newest first; incomplete ones are removed, damaged ones set aside."""
+        """Return the intact checkpoints, newest first; delete incomplete checkpoints, and rename damaged ones."""
         parts: dict[str, list[re.Match[str]]] = {}
         for file in sorted(self.folder.glob("*")):
             if match := _NAME.fullmatch(file.name):
@@ -149,7 +154,7 @@ class CheckpointFolder:
         return found
 
     def _reject(self, name: str, files: tuple[Path, ...], wrong: list[str]) -> None:
-        """Warn that a checkpoint is damaged, and set it aside."""
+        """Warn that a checkpoint is damaged, and rename its files, so that they are not read again."""
         instead = "what it held is computed again" if name.endswith("result") else "the one before it is used"
         cause = f"{wrong[0]} holds other bytes than were written" if wrong else "so another process says"
         self.warn(f"checkpoint {name} is damaged ({cause}); {instead}")
@@ -164,14 +169,14 @@ def _digest(file: Path) -> str:
 
 
 def _write(file: Path, arrays: Mapping[str, ClientRows], header: dict[str, str]) -> None:
-    """Write this process's part."""
+    """Write the blocks of rows that belong to this process into one file."""
     blocks = {f"{name}@{start}": block for name, rows in arrays.items() for start, block in _own_blocks(rows)}
     save_file(blocks, file, header)
     sync(file)
 
 
 def _own_blocks(rows: ClientRows) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the blocks of an array that this process writes, each with its first row."""
+    """Yield the blocks of an array that this process writes, each with the number of its first row."""
     array, axis, count = rows
     blocks = [(0, array)] if processes.first_process() else []
     if processes.spread(array):
