@@ -144,8 +144,8 @@ def _sgd_of_memory() -> optax.GradientTransformation:
     def init(params: PyTree) -> Float[Array, ""]:
         return jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
 
-    def update(gradient: PyTree, step: Array, params: PyTree = None) -> tuple[PyTree, Array]:
-        return jax.tree.map(lambda leaf: (-step * leaf).astype(leaf.dtype), gradient), step
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda leaf: (-state * leaf).astype(leaf.dtype), updates), state
 
     return optax.GradientTransformation(init, update)
 
