@@ -57,7 +57,7 @@ def released_before(folder: Path, start: str) -> list[Budget]:
 
 
 def note_release(folder: Path, start: str, budget: Budget) -> None:
-    """Add the most that a start can release to the account, before anything is sent; a resumed start counts once."""
+    """Add the most that a start can release to the account, before anything is sent. A resumed start counts once."""
     entries = _read(folder / RELEASES)
     if any(each["start"] == start for each in entries):
         return

@@ -82,7 +82,7 @@ class Deployment(Config):
 
 
 def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) -> Deployment:
-    """Return the deployment in a TOML file: a spec with `[deploy]` and `[peers.NAME]`.
+    """Return the deployment described in a TOML file: a spec with the tables `[deploy]` and `[peers.NAME]`.
 
     `count` is the number of peers that a swarm will create if the file has no `[peers.NAME]`; None: unknown.
     """
@@ -139,7 +139,7 @@ def folder_of(config: Deployment, name: str, base: Path) -> Path:
 
 
 def party_folder(path: Path, field: str = "folder") -> RunFolder:
-    """Return the run folder of a party, which appears under its final name from the start."""
+    """Return the run folder of a party, which has its final name from the start (other run folders are hidden)."""
     return RunFolder(path, field, hidden=False, saved=tuple(each.name for each in all_files(path / CHECKPOINT)))
 
 

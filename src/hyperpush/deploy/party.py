@@ -196,7 +196,7 @@ def _run(spec: Spec, engine: Peers, watch: Watch) -> Result | None:
 
 
 def _summary(config: Deployment, name: str, result: Result | None, watch: Watch) -> dict[str, Any]:
-    """Return a party's costs of a run, and what it knows about the other parties."""
+    """Return a party's costs of a run, and its counts of late, refused and missing messages of other parties."""
     session = watch.session
     assert session is not None
     seen = watch.look()

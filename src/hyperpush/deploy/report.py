@@ -90,7 +90,7 @@ def _neighbor(name: str, link: Mapping[str, Any], seen: Mapping[str, Any]) -> st
 
 
 def _refused(seen: Mapping[str, Any]) -> list[str]:
-    """Return a line with the counts of refused messages and links by reason; no line if there are none."""
+    """Return a list with one line on refused messages and links by reason; an empty list if none were refused."""
     total = {**seen["rejected"]}
     for reason, count in seen["rejected_by_transport"].items():
         total[reason] = total.get(reason, 0) + count

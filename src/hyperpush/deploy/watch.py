@@ -130,7 +130,7 @@ class Watch:
         return {**about, **seen, **private, "peers": len(self.config.peers)}
 
     def _attend(self) -> None:
-        """Report changes, warn of certificates that end soon, and leave if requested."""
+        """Show news about other parties, warn of certificates that end soon, and leave the run if requested."""
         session = self.session
         assert session is not None
         for line in session.news():

@@ -111,7 +111,7 @@ class InnerSolver(Method):
 
 
 class GradientSolver(InnerSolver):
-    """An inner solver in which each client descends along its gradient."""
+    """The base class of inner solvers in which each client descends along its own gradient."""
 
     steps: Whole = eqx.field(static=True)
     step_size: StepSize | None = eqx.field(converter=as_number, default=None)
@@ -126,12 +126,12 @@ class GradientSolver(InnerSolver):
 
     @property
     def transformation(self) -> optax.GradientTransformation:
-        """Plain SGD with `step_size`, or the optimizer."""
+        """Optax transformation of the solver: plain SGD with `step_size`, or `optimizer`."""
         return build(self.step_size, self.optimizer)
 
 
 class ObservingSolver(GradientSolver):
-    """A solver whose clients mix params with their neighbors in every step, and can observe their links meanwhile."""
+    """The base class of solvers whose clients mix params with neighbors in every step and can observe their links."""
 
     observe: bool | None = eqx.field(static=True, default=None, kw_only=True)
 

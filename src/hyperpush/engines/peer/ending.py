@@ -140,7 +140,7 @@ def transfer_mass(
     neighbor in another stage of the run, in which this mass is useless.
 
     Args:
-        messenger: The leaver's messenger.
+        messenger: The messenger of the leaving peer.
         channel: The channel that holds the mass.
         others: All other clients.
         held: Function that returns the message to push. It is called after all totals have been received.

@@ -1,10 +1,10 @@
 """The messages that a peer sends and receives: their headers and checks, running sums, and acknowledgments.
 
-Each message names its membership (`view`), place in the program (`node`) and round (`step`). A receiver refuses and
-counts messages that do not fit.
+Each message holds its sender's view of the membership (`view`), its place in the program (`node`) and its round
+(`step`). A receiver refuses and counts messages in which these do not match its own.
 
 - A MESSAGE is used in its own round only. A late one is counted and dropped.
-- A TOTAL is the running sum of a link. The receiver adds its difference to the newest total received before, so losses,
+- A TOTAL is the running sum of a link. The receiver adds its difference to the newest total received before. So losses,
   repeats and reordering do not change the sum (Hadjicostis, Vaidya and Domínguez-García 2016). Totals of all rounds are
   used. If the receiver has not reached their place in the program, it keeps the newest total of each sender.
 - SEEN acknowledges a total at once: the sender may put the next share on the link.
@@ -98,7 +98,7 @@ class Messenger:
 
     @property
     def owes(self) -> bool:
-        """True if a sender waits for the acknowledgment that its last total is durable."""
+        """True if this peer has received last totals that it has not yet acknowledged as durable."""
         return bool(self._owed)
 
     def acknowledge_owed(self) -> None:
