@@ -249,6 +249,6 @@ def gather_statuses() -> Iterator[list[Status]]:
 
 
 def note_status(status: Status) -> None:
-    """Add a status to the enclosing `gather_statuses`, if there is one."""
+    """Add a status to the list of the enclosing `gather_statuses` block, if there is one."""
     if (seen := _seen.get()) is not None:
         seen.append(status)
