@@ -29,7 +29,7 @@ class Step(eqx.Module):
     """A client's own Newton step δ_i = H_i⁻¹ g_i."""
 
     length: Float[Array, " d"]
-    lacks: Float[Array, ""]  # estimated norm of the largest missing part of the step
+    lacks: Float[Array, ""]  # about the largest missing part of it
     flat: Bool[Array, ""]  # True if a direction lacks positive curvature
 
 

@@ -152,7 +152,7 @@ class TreeCG(SystemSolver):
         return self._program(problem, by, judges=True)
 
     def estimate_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
-        """Return a program that leaves the params unjudged, without a loop around its loops, so they can be recorded."""
+        """Return a program that leaves the params unjudged. No loop encloses its loops, so they can be recorded."""
         return self._program(problem, by, judges=False)
 
     def _program(self, problem: Problem, by: Literal["tree", "exact"], judges: bool) -> Node:
