@@ -211,7 +211,7 @@ class TreeCG(SystemSolver):
         return Sequence(Local(begin), rest)
 
     def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """Return the node of all stages from `first` on: the estimate, then the judgment of the params."""
+        """Return the stages from `first` on: an estimate, then a judgment of its params."""
         stage, count = self._stage(problem, body, first), (JUDGED if first == FIRST else SECOND) - first
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
         if not self.common or first != FIRST:
