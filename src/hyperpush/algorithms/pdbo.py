@@ -32,7 +32,7 @@ from hyperpush.task.problem import Problem
 
 
 class OuterState(eqx.Module):
-    """A client between two steps of its hyper."""
+    """A client's state between two steps of its hyper."""
 
     first: PyTree  # start of every inner solve, unless it continues
     params: PyTree

@@ -21,9 +21,10 @@ from hyperpush.task.problem import Problem
 
 
 def as_links(given: Any) -> Any:
-    """Convert a graph to tuples. An isolated networkx node becomes a link of weight 0 to itself, so that it is checked.
+    """Return the links of a graph as tuples (u, v) or (u, v, weight).
 
-    NumPy numbers become Python numbers. Values other than graphs and lists stay.
+    An isolated networkx node becomes a link of weight 0 to itself, so that its name is checked, too. NumPy numbers
+    become Python numbers. Values other than graphs and lists are returned unchanged.
     """
     if isinstance(given, nx.Graph) and not given.is_directed():
         alone = ((node, node, 0.0) for node in nx.isolates(given))

@@ -31,7 +31,7 @@ from hyperpush.task.problem import Problem
 
 
 class _Tape(eqx.Module):
-    """A client's record of one step, or of all steps."""
+    """A client's record of one step of SGP, or of all steps along axis 0."""
 
     params: PyTree  # x
     mass: Float[Array, "*steps"]  # ω

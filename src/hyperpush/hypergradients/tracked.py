@@ -170,7 +170,7 @@ class TrackedHGP(HypergradientEstimator):
         return replace(self, votes=False, pushes=self.pushes or min(network.flood_rounds(), MOST_PUSHES))
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
-        """Return one client's memory before the first outer step."""
+        """Return one client's memory before the first outer step, without any tracking."""
         return TrackedMemory.none(jnp.zeros_like(ravel_pytree(params)[0]))
 
     def program(self, problem: Problem) -> Node:

@@ -111,7 +111,7 @@ class InnerSolver(Method):
 
 
 class GradientSolver(InnerSolver):
-    """An inner solver in which each client descends along its gradient."""
+    """The base class of inner solvers in which each client descends along its own gradient."""
 
     steps: Whole = eqx.field(static=True)
     step_size: StepSize | None = eqx.field(converter=as_number, default=None)
@@ -131,7 +131,7 @@ class GradientSolver(InnerSolver):
 
 
 class ObservingSolver(GradientSolver):
-    """A solver whose clients mix params with their neighbors in every step, and can observe their links meanwhile."""
+    """The base class of solvers whose clients mix params with neighbors in every step and can observe their links."""
 
     observe: bool | None = eqx.field(static=True, default=None, kw_only=True)
 

@@ -57,7 +57,7 @@ class _State(Tracked):
 
     start: PyTree  # the params at the start, for their structure
     hyper: PyTree
-    longest: Float[Array, ""]  # ‖q‖ of all steps so far
+    longest: Float[Array, ""]  # largest ‖q‖ of all steps so far
     before: PyTree  # the message of the previous round; None if rounds are plain pushes
 
     @property

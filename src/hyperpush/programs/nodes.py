@@ -1,4 +1,4 @@
-"""The nodes of a program: one client's code, written as messages to send and uses of received messages.
+"""The nodes of a program, which is one client's code: what the client sends and how it uses what it receives.
 
 A program is a short tree of nodes. Its leaves are pure functions of one client's state, which is any pytree. Only the
 messages of the nodes cross between clients. Engines host clients and interpret the tree. So an algorithm is written
@@ -320,7 +320,7 @@ class Server(eqx.Module):
 
 
 class Repeat(eqx.Module):
-    """A loop over `body`.
+    """A loop that runs `body` a number of times, or until all clients vote to end.
 
     Args:
         body: Node to repeat; it must keep the structure of the state.
@@ -389,7 +389,7 @@ class Scope(eqx.Module):
 
 
 class Sequence(eqx.Module):
-    """Nodes that run one after the other.
+    """A node that runs other nodes one after the other.
 
     Args:
         nodes: Nodes in the order in which they run. An empty sequence does nothing.

@@ -24,7 +24,7 @@ CAUTION = 1.3  # factor by which the smallest eigenvalue may have fallen since i
 
 
 class Steps(Point):
-    """A point, and the progress of the next Newton step from it."""
+    """The best point so far, and the progress of the next Newton step from this point."""
 
     probe: Float[Array, " d"]  # random, the same at every client
     phase: Int[Array, ""]
@@ -201,7 +201,7 @@ class Steps(Point):
 
 
 def to_edge(step: Float[Array, " d"], direction: Float[Array, " d"], edge: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the distance along a direction from a step inside the region to its edge."""
+    """Return the multiple of `direction` that leads from a step inside the trust region to the region's edge."""
     squared, along, rest = direction @ direction, step @ direction, jnp.maximum(edge**2 - step @ step, 0)
     root = jnp.sqrt(along**2 + squared * rest)
     return (root - along) / jnp.where(squared > 0, squared, 1)

@@ -13,7 +13,7 @@ from hyperpush.solving.settings import norm
 
 
 class Packed(Point):
-    """A point with the eigenvalues and eigenvectors of the mean Hessian there."""
+    """The best point so far, with the eigenvalues and eigenvectors of the mean Hessian at this point."""
 
     values: Float[Array, " d"]
     vectors: Float[Array, "d d"]

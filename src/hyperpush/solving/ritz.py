@@ -17,7 +17,7 @@ SWEEPS = 3
 
 
 class Tridiagonal(eqx.Module):
-    """The known part of T, with room for a fixed number of steps."""
+    """The part of the tridiagonal matrix T from the steps so far, with room for a fixed number of steps."""
 
     pivots: Float[Array, " k"]  # 1/α
     ratios: Float[Array, " k"]  # β

@@ -14,7 +14,7 @@ WINDOW = 20  # changes per remembered smallest curvature; only two such windows 
 class Secants(eqx.Module):
     """The last k points and tracked gradients of a client, and the curvatures of the mean cost along their changes.
 
-    Changes are differences of neighbors, so 2k vectors are enough.
+    Changes are differences of successive points, so 2k vectors are enough.
     """
 
     points: Float[Array, "k d"]  # q, the latest first
@@ -128,7 +128,7 @@ class Secants(eqx.Module):
 def smallest(
     turns: Float[Array, "k d"], slope: Float[Array, " d"], mixing_ratio: Float[Array, ""]
 ) -> Float[Array, " k"]:
-    """Return the w that minimizes ‖slope − w·turns‖, regularized by the share of mixing; 0 for zero turns."""
+    """Return the weights w that minimize ‖slope − w·turns‖, regularized by the share of mixing; 0 for zero turns."""
     sizes = jnp.linalg.norm(turns, axis=1)
     scale = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
     unit = turns * scale[:, None]
@@ -138,7 +138,7 @@ def smallest(
 
 
 def _changes(latest: Float[Array, " d"], rows: Float[Array, "k d"]) -> Float[Array, "k d"]:
-    """Return the differences between neighbors, the latest first."""
+    """Return the differences between successive rows, the latest first."""
     return jnp.concatenate([latest[None], rows[:-1]]) - rows
 
 
