@@ -191,8 +191,8 @@ class Status:
     def of_all(statuses: "Sequence[Status]") -> "Status":
         """Return one status for several results.
 
-        It is the status of the first result that did not converge (else the first with an unknown status), with the
-        largest errors and the total numbers of runs and failures of all results.
+        It is the status of the first result that did not converge, else of the first with an unknown status. Its errors
+        are the largest of all results, and its numbers of runs and failures are totals.
         """
         if len(statuses) == 1:
             return statuses[0]

@@ -84,7 +84,7 @@ class Run(Pictured):
 
     @property
     def costs(self) -> Costs:
-        """Return the communication and computation of the run; raise InvalidInput if `result.json` lacks them, as for studies."""
+        """Return the communication and computation of the run; raise InvalidInput for studies, which lack them."""
         return Costs(**self._part("costs"))
 
     def _part(self, name: str) -> dict[str, Any]:
