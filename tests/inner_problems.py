@@ -1,4 +1,4 @@
-"""Regressions of any condition whose inner solution NumPy finds by Newton's method."""
+"""Regressions of any condition number, with an inner solution by Newton's method in NumPy."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +35,7 @@ def task_of(loss, rows, labels, log_rates, start=None):
 
 
 def derivatives(loss, x, rows, labels, log_rates):
-    """The gradient and Hessian of the mean cost, by hand."""
+    """Return the gradient and the Hessian of the mean cost, in NumPy."""
     along, weight = rows @ x, np.ones(labels.shape)
     slope = along - labels
     if loss is logistic:

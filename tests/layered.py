@@ -9,7 +9,7 @@ from hyperpush.base.errors import InvalidInput
 
 
 def layer(key, shape):
-    """Weights and biases uniform in ±1/√inputs."""
+    """Return a layer with weights and biases uniform in ±1/√inputs."""
     weight, bias = jax.random.split(key)
     bound = 1 / sqrt(shape[0])
     return {
@@ -19,7 +19,9 @@ def layer(key, shape):
 
 
 class Layered(eqx.Module):
-    """Layers `dense1`, `dense2`, … with ReLU between them, the last one for the logits; one if nothing is hidden."""
+    """Classifier with layers `dense1`, `dense2`, … and ReLU between them; the last layer, or the only one, gives the
+    logits.
+    """
 
     inputs: int = eqx.field(static=True)
     classes: int = eqx.field(static=True)

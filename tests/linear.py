@@ -1,4 +1,4 @@
-"""A linear classifier with softmax cross-entropy, by NumPy."""
+"""A linear classifier with softmax cross-entropy in NumPy."""
 
 import numpy as np
 
@@ -9,5 +9,5 @@ def softmax(scores):
 
 
 def example_gradients(inputs, labels, params):
-    """∂ℓ_j = a_j (p_j − e_{y_j})ᵀ."""
+    """Return the gradient of each example: ∂ℓ_j = a_j (p_j − e_{y_j})ᵀ."""
     return np.einsum("md,mc->mdc", inputs, softmax(inputs @ params) - np.eye(params.shape[1])[labels])

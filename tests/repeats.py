@@ -1,4 +1,4 @@
-"""Parameters that repeat what others show."""
+"""Test parameters that repeat a property."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def some(parameters: Mapping[str, Any], now: Collection[str]) -> list[Any]:
-    """Parameters by name, of which `make test` takes those in `now`: the others repeat them in `make test-long`."""
+    """Return parameters by name: `make test` runs those in `now`, `make test-long` also the others."""
     return [
         pytest.param(each, id=name, marks=() if name in now else pytest.mark.long) for name, each in parameters.items()
     ]

@@ -1,4 +1,4 @@
-"""Unlike quadratics whose costs are means over examples, with everything about them by NumPy."""
+"""Heterogeneous quadratics whose costs are means over examples, with all derivatives and solutions in NumPy."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ def _mean(batch):
     return jax.tree.map(lambda leaf: leaf.mean(0), batch)
 
 
-# The gradients are linear in all that differs between a client's examples, so those of a batch are unbiased.
+# Gradients are linear in all numbers that differ between a client's examples, so those of a batch are unbiased.
 def inner(params, hyper, batch):
     return one_inner(params, hyper, _mean(batch))
 
@@ -32,37 +32,39 @@ PROBLEM = Problem(inner, outer)
 
 
 class Slopes:
-    """Derivatives of all clients at once, x the hypers and y the params of each."""
+    """Derivatives of all clients at once, by the hypers x and each client's params y."""
 
     def __init__(self, first, second):
         self.H, self.b, self.J = (first[name] for name in ("hessian", "linear", "coupling"))
         self.D, self.e, self.g = (second[name] for name in ("map", "target", "hyper_target"))
 
     def inner(self, x, y):
-        """∂_y of the inner costs."""
+        """Return ∂_y of the inner costs."""
         return np.einsum("nij,nj->ni", self.H, y) - self.b + np.einsum("nhd,nh->nd", self.J, x)
 
     def outer(self, x, y):
-        """(∂_y, ∂_x) of the outer costs."""
+        """Return (∂_y, ∂_x) of the outer costs."""
         return np.einsum("nij,ni->nj", self.D, np.einsum("nij,nj->ni", self.D, y) - self.e), x - self.g
 
     def through(self, x, y, inverses):
-        """∂_xF_i − J_i S_i ∂_yF_i for given S_i."""
+        """Return ∂_xF_i − J_i S_i ∂_yF_i for given matrices S_i."""
         along_y, along_x = self.outer(x, y)
         return along_x - np.einsum("nhd,ndk,nk->nh", self.J, inverses, along_y)
 
     def own(self, x, y):
-        """∂_xF_i − J_i H_i^{-1} ∂_yF_i."""
+        """Return the local hypergradients ∂_xF_i − J_i H_i^{-1} ∂_yF_i."""
         return self.through(x, y, np.linalg.inv(self.H))
 
     def common(self, x, y, inverse=None):
-        """∂_xF_i − J_i S mean_k ∂_yF_k, where S is the inverse of the mean Hessian or another matrix."""
+        """Return ∂_xF_i − J_i S mean_k ∂_yF_k, where S is the inverse of the mean Hessian or a given matrix."""
         inverse = np.linalg.inv(self.H.mean(0)) if inverse is None else inverse
         along_y, along_x = self.outer(x, y)
         return along_x - self.J @ (inverse @ along_y.mean(0))
 
     def end(self, gradient, common_solution):
-        """The common x where the mean of gradient(x, y) is zero, y the own inner solutions at x or the common one."""
+        """Return the common x with mean gradient(x, y) = 0; y is the common inner solution at x or each
+        client's own.
+        """
         n, h, d = self.J.shape
 
         def mean(x):
@@ -71,12 +73,12 @@ class Slopes:
             y = common if common_solution else np.linalg.solve(self.H, right[..., None])[..., 0]
             return gradient(np.broadcast_to(x, (n, h)), y).mean(0)
 
-        offset = mean(np.zeros(h))  # the mean is affine in x
+        offset = mean(np.zeros(h))  # mean(x) is affine in x
         return np.linalg.solve(np.stack([mean(unit) - offset for unit in np.eye(h)], axis=1), -offset)
 
 
 def series(hessian, terms, step):
-    """η Σ_{m < terms} (I − ηH)^m, of one matrix or of several."""
+    """Return η Σ_{m < terms} (I − ηH)^m for one matrix or several."""
     eye = np.eye(hessian.shape[-1])
     powers = [np.broadcast_to(eye, hessian.shape)]
     for _ in range(terms - 1):
@@ -85,7 +87,7 @@ def series(hessian, terms, step):
 
 
 def sampled(clients, seed, examples=6, noise=0.3):
-    """The task, what it starts from (params, hypers, data), the oracle, and the ends x_G, x_L, x_M."""
+    """Return the task, its start (params, hypers, data), its derivatives, and the points x_G, x_L, x_M."""
     made = quadratic(clients, seed)
     generator = np.random.default_rng(seed + 1)
 
@@ -105,7 +107,7 @@ def sampled(clients, seed, examples=6, noise=0.3):
 
 
 def task_of(params, hypers, train, validation, common=True):
-    """The task of these costs with other starts or data."""
+    """Return the task of these costs with other starts or data."""
     return hp.Task(
         inner=inner,
         outer=outer,
@@ -118,7 +120,7 @@ def task_of(params, hypers, train, validation, common=True):
 
 
 def recorded(made, algorithm, network):
-    """A run from the start; its `history` has the hypers and params after every iteration."""
+    """Run from the start; `history` has the hypers and params after every iteration."""
     task, states = made.task, BilevelState(made.task.params, made.task.hypers)
     record = {LOOP: lambda state, ctx: (state.hyper, state.params)}
     program = program_of(algorithm.bind(network), task.problem)
@@ -128,5 +130,5 @@ def recorded(made, algorithm, network):
 
 
 def distance(hypers, end, start):
-    """Of the farthest client from `end`, relative to the farthest at the start."""
+    """Return the distance of the farthest client from `end`, relative to the farthest at the start."""
     return np.linalg.norm(hypers - end, axis=-1).max() / np.linalg.norm(start - end, axis=-1).max()

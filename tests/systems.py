@@ -1,4 +1,4 @@
-"""Bilevel problems whose hypergradient is one linear system, with Hessians of every kind, solved by NumPy alone.
+"""Bilevel problems whose hypergradient is one linear system, with Hessians of every kind, solved in NumPy.
 
 Client i has the inner cost ½ xᵀA_i x + λ_iᵀB_i x and the outer cost c_iᵀx + g_iᵀλ_i. At λ = 0 the inner solution is
 x = 0, where the hypergradient is v_i = g_i/n − B_i (Σ A_k)⁻¹ Σ_k c_k/n.
@@ -53,17 +53,17 @@ class System(NamedTuple):
         return self.direct / n - self.couplings @ q
 
     def error(self, value) -> float:
-        """The largest relative error of any client."""
+        """Return the largest relative error of any client's hypergradient."""
         return relative_error(value, self.hypergradients())
 
 
 def relative_error(value, truth) -> float:
-    """The largest of any client."""
+    """Return the largest relative error of any client."""
     return float(np.max(np.linalg.norm(value - truth, axis=1) / np.linalg.norm(truth, axis=1)))
 
 
 def system(kind: str, seed: int = 0, n: int = 6, d: int = 12, hypers: int = 5) -> System:
-    """A random system of a kind."""
+    """Return a random system of the named kind."""
     random = np.random.default_rng(seed)
     hessians = np.stack([definite(random, d, 0.5, 2) for _ in range(n)])
     if kind == "unlike":
@@ -71,7 +71,7 @@ def system(kind: str, seed: int = 0, n: int = 6, d: int = 12, hypers: int = 5) -
     if kind in ("indefinite clients", "ill-conditioned", "nearly singular"):
         noise = random.normal(size=(n, d, d))
         noise += noise.transpose(0, 2, 1)
-        noise -= noise.mean(0)  # the mean stays as it is
+        noise -= noise.mean(0)  # the mean does not change
         least = {"ill-conditioned": 1e-4, "nearly singular": 1e-14}.get(kind)
         hessians = noise + (hessians if least is None else definite(random, d, least, 1))
     if kind == "zero clients":
@@ -81,7 +81,8 @@ def system(kind: str, seed: int = 0, n: int = 6, d: int = 12, hypers: int = 5) -
         hessians = np.einsum("nki,nkj->nij", rows, rows)
         hessians += 1e-4 * np.linalg.norm(hessians.mean(0), 2) * np.eye(d)
     values, vectors = np.linalg.eigh(hessians.mean(0))
-    less = {"condition 1e6": 1 - 1e-6, "singular": 1.0, "indefinite": 1.3}.get(kind, 0.0)  # of the smallest eigenvalue
+    # reduces the smallest eigenvalue by this share
+    less = {"condition 1e6": 1 - 1e-6, "singular": 1.0, "indefinite": 1.3}.get(kind, 0.0)
     hessians = hessians - less * values[0] * np.outer(vectors[:, 0], vectors[:, 0])
     sources = random.normal(size=(n, d))
     return System(hessians, sources, random.normal(size=(n, hypers, d)), random.normal(size=(n, hypers)))

@@ -1,4 +1,4 @@
-"""The demo, `examples/hospitals.py`: what it plants, and that it runs and finds that."""
+"""The demo, `examples/hospitals.py`: its planted errors, and that it runs and finds them."""
 
 import importlib.util
 import re
@@ -38,11 +38,12 @@ def test_it_plants_what_it_says_and_nothing_else(demo):
 
 def test_models_alone_read_answers_in_the_coding_of_their_hospital(demo):
     train, _, test, _ = demo.deal(0)
-    assert demo.accuracy(demo.fit_alone(train), test) > 85  # D's answers unread would leave four fifths of that
+    # without D's label coding the accuracy would be four fifths of that
+    assert demo.accuracy(demo.fit_alone(train), test) > 85
     assert demo.accuracy(lambda name, columns: demo.split(test[name])[1], test) == 100
 
 
-@pytest.mark.long  # audits, retrains and learns weights: 30 CPU seconds with an empty cache
+@pytest.mark.long  # it audits, retrains and learns weights: 30 CPU seconds with an empty cache
 def test_it_names_the_hospital_with_swapped_labels_and_writes_the_page(demo, tmp_path, monkeypatch, capsys):
     page, wide = tmp_path / "hospitals.html", jax.config.read("jax_enable_x64")
     monkeypatch.setattr(sys, "argv", ["hospitals.py", "--page", str(page)])

@@ -1,4 +1,4 @@
-"""The examples of all public docstrings run and print what they say."""
+"""The examples of all public docstrings run and print the documented output."""
 
 import doctest
 import importlib.util
@@ -19,24 +19,24 @@ NAMES = [
 ]
 
 
-# The common suites run what these modules define.
+# The common suites already run the classes in these modules.
 SUITES = {
     each.__module__
     for kind in ("algorithms", "baselines", "big_fed", "hypergradients", "inner", "recipes")
     for name, each in registered(kind).items()
-    if name != "FedEM"  # whose model no suite has
+    if name != "FedEM"  # FedEM is in no suite
 }
 
-# Tests of their own run these, which take long.
+# These examples take long; separate tests run them.
 OTHERS = {
     f"hyperpush.{name}" for name in ("verbs.check", "influence.label_noise", "influence.scores", "personalize.fit")
 }
 
 
 def examples(module):
-    """The examples of a module, of its public functions and classes, and of their methods."""
+    """Return the examples of a module, of its public functions and classes, and of their methods."""
     finder = doctest.DocTestFinder(exclude_empty=True)
-    # Type checkers of the tests wrap functions, so that the finder does not know where they come from.
+    # The tests' type checkers wrap functions, so that the finder does not know their module.
     own = {
         name: each
         for name, each in vars(module).items()
@@ -48,7 +48,7 @@ def examples(module):
 
 
 def with_examples():
-    """Modules whose text has examples; only these are imported."""
+    """Return the modules whose source contains examples; only these are imported."""
     for name in NAMES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None and ">>>" in Path(spec.origin).read_text("utf-8"):

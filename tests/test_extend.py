@@ -1,4 +1,4 @@
-"""What stands outside the package works in Python, on the command line, in sweeps and on peers: examples/extend."""
+"""The extensions in examples/extend work in Python, on the command line, in sweeps and on peers."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Examples in the README and in the guides run as they stand, and do what they say; specs shown there can be read."""
+"""Examples in the README and the guides run and print the documented output, and the specs shown there can be read."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ PAGES = [ROOT / "docs/start.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
 
 
 def blocks(text: str, language: str = "python") -> list[str]:
-    """The fenced blocks of a page in a language."""
+    """Return the fenced blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
@@ -30,7 +30,7 @@ def test_the_example_names_the_harmful_party_and_prints_what_is_shown(capsys):
     shown = [line.removeprefix("    ") for line in after.splitlines()]
     assert [NUMBER.sub("#", line) for line in printed] == [NUMBER.sub("#", line) for line in shown]
     found, said = ([float(each) for each in NUMBER.findall("\n".join(lines))] for lines in (printed, shown))
-    np.testing.assert_allclose(found, said, atol=0.0101)  # one in the last digit that is shown
+    np.testing.assert_allclose(found, said, atol=0.0101)  # allows 1 in the last digit shown
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,6 @@ def test_the_spec_is_the_same_call():
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_lead_to_files(name):
-    """Sphinx checks those within the site."""
+    """Check links to files outside of the site; Sphinx checks those inside."""
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
     assert [target for target in targets if not (ROOT / target).exists()] == []

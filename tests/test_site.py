@@ -1,4 +1,4 @@
-"""What the site makes of plain text: indices are lowered, names of code are not."""
+"""The site sets indices in plain text as subscripts, and leaves names of code unchanged."""
 
 import importlib.util
 from pathlib import Path

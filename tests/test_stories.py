@@ -1,4 +1,4 @@
-"""What users want to do with the face, each once and in few lines; longer stories have files of their own."""
+"""What users want to do with the interface, in a few lines each; longer stories have separate files."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def make(**changes):
 
 
 def ridge(rates, data=DATA):
-    """argmin of the mean over clients of the mean square error + rate·‖x‖², by NumPy."""
+    """Return the minimizer of the clients' average of mean square error + rate·‖x‖², in NumPy."""
     hessian = sum(2 * a.T @ a / len(a) + 2 * rate * np.eye(D) for a, rate in zip(data[0], rates, strict=True))
     slope = sum(2 * a.T @ b / len(b) for a, b in zip(*data, strict=True))
     return np.linalg.solve(hessian, slope)
@@ -58,7 +58,7 @@ def test_one_task_with_one_hyper_for_all_and_two_algorithms():
 
 
 def test_every_client_has_a_cost_of_its_own():
-    """Different costs per client: a number in the data says which one it is."""
+    """Costs differ between clients: a number in the data selects the cost."""
     kinds = np.broadcast_to(np.arange(N)[:, None] % 2, (N, M))
 
     def own(x, hyper, batch):

@@ -1,4 +1,4 @@
-"""A small experiment that exercises everything a run offers."""
+"""A small experiment that uses every feature of a run."""
 
 from typing import Annotated, Any, Literal
 

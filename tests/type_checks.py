@@ -1,8 +1,8 @@
-"""What checks every signature of both packages at run time, for jaxtyping's option in pyproject.toml.
+"""Run-time type checks of every signature in both packages, for jaxtyping's option in pyproject.toml.
 
-It has a name of its own since jaxtyping takes a call, such as beartype with options, for one package only.
+The checker needs a module, because jaxtyping accepts a call, such as beartype with options, for one package only.
 """
 
 from beartype import BeartypeConf, beartype
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int may stand where a float is asked for
+check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is accepted as a float

@@ -1,4 +1,4 @@
-"""Tests in float64."""
+"""A fixture that runs tests in float64."""
 
 import jax
 import pytest

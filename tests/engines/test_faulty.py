@@ -1,4 +1,4 @@
-"""Running sums in the simulator, and hostile bytes at a live peer."""
+"""Running sums in the simulator, and invalid messages to a running peer."""
 
 import zlib
 
@@ -28,7 +28,7 @@ def push_sum(rounds):
 
 def test_ten_thousand_faulty_rounds_conserve_mass_and_find_the_mean():
     with jax.enable_x64(True):
-        network = hp.networks.RandomDirected(20)  # everybody's set of receivers changes in every round
+        network = hp.networks.RandomDirected(20)  # every client's receivers change in every round
         values = jnp.asarray(np.random.default_rng(0).normal(size=(20, 3)))
         faults = hp.Faults(loss=0.3, duplicate=0.1, delay=5)
         start = (values, jnp.ones(20))
@@ -39,11 +39,13 @@ def test_ten_thousand_faulty_rounds_conserve_mass_and_find_the_mean():
         np.testing.assert_allclose(mass.sum() + in_flight_mass, 20, atol=1e-9)
         np.testing.assert_allclose(w / mass[:, None], np.tile(values.mean(0), (20, 1)), atol=1e-9)
         assert np.all(mass > 0)
-        assert in_flight_mass > 0.1  # something is always under way: the totals are needed
+        assert in_flight_mass > 0.1  # some mass is always in transit, so totals are needed
 
 
 def test_float32_keeps_mass_and_mean_over_thousands_of_rounds():
-    """Plain float32 totals lose the mean to 3e-5 here: it takes their low parts, and shares that sum to one."""
+    """Plain float32 totals would shift the mean by 3e-5 here; low-order parts and shares that sum to one
+    prevent it.
+    """
     network, values = hp.networks.RandomDirected(20), jnp.asarray(np.random.default_rng(0).normal(size=20), jnp.float32)
     faults = hp.Faults(loss=0.3, duplicate=0.1, delay=5)
     outcome = Simulate(faults=faults).run(push_sum(3000), network, (values, jnp.ones(20)), jnp.zeros((20, 1)), KEY)
@@ -57,7 +59,7 @@ def test_float32_keeps_mass_and_mean_over_thousands_of_rounds():
 
 @pytest.mark.parametrize("engine", [Simulate, Threads])
 def test_a_restarted_push_sum_takes_nothing_from_the_one_before(engine):
-    """Three averages in a row, of values ten times as large each time, at the same place of the program."""
+    """Three averages run in a row at the same place of the program, each of values ten times as large as the last."""
 
     def enter(state, ctx):
         return state[0] * 10.0**ctx.round, jnp.ones(())
@@ -119,10 +121,10 @@ def test_hostile_bytes_do_not_change_a_run():
 
     hostile = [
         *mutations(bytes(message(1))),
-        message(2),  # says it is from 2, came from 1
+        message(2),  # client 1 sends it and claims to be client 2
         message(1, node=123),
         message(1, view=7),
-        message(1, kind=wire.Kind.TOTAL),  # no running sums travel here
+        message(1, kind=wire.Kind.TOTAL),  # this link uses no running sums
         message(1, kind=wire.Kind.DURABLE, tree=np.zeros(0)),
         message(1, weight=40.0),
         message(1, weight=float("nan")),
@@ -133,7 +135,7 @@ def test_hostile_bytes_do_not_change_a_run():
     ]
     for payload in hostile:
         hub.inject(0, 3, 1, payload)
-    hub.inject(0, 5, 1, message(1, step=1))  # well-formed, but of a round long gone
+    hub.inject(0, 5, 1, message(1, step=1))  # well-formed, but of a round long past
     peers = [peer.Peer(client, network, hub.endpoint(client), KEY) for client in range(4)]
     outcome = run_peers(hub, peers, program, start, jnp.zeros((4, 1)))
     np.testing.assert_array_equal(outcome.states, clean.states)

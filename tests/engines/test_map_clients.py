@@ -1,4 +1,4 @@
-"""A function row by row equals the same function of all rows at once."""
+"""A function applied row by row equals the same function applied to all rows at once."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def update(state, other):
     return {**state, "a": state["a"] * 2 + other[0].sum(), "count": state["count"] + 1}
 
 
-def swap(state, other):  # what is handed through goes elsewhere, and what is overwritten is still needed
+def swap(state, other):  # unchanged inputs move to other outputs, and overwritten inputs are still needed
     return {**state, "a": state["b"], "b": state["a"] + 1}
 
 
@@ -50,7 +50,7 @@ def test_equals_all_at_once(f, batch):
 def test_a_loop_over_rounds_holds_a_state_once():
     size = 1 << 16
 
-    def turn(state, other):  # each needs the other's row as it was
+    def turn(state, other):  # each row needs the other's row before the update
         return {"a": jnp.sin(state["a"]) + state["b"] * other, "b": state["a"] - state["b"], "x": state["x"]}
 
     def run(a, b, x):

@@ -1,4 +1,4 @@
-"""`hp.Peers`: parties with their own data only, over real links, reach what the simulator reaches."""
+"""`hp.Peers`: parties with only their own data, over real links, reach the simulator's results."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def everyone():
 
 
 def own(client):
-    """What one party holds: the shape of the task, and its own examples."""
+    """Return what one party holds: the shape of the task, and its own examples."""
     task = everyone()
     mine = jax.tree.map(lambda leaf: leaf[client], {"train": task.train, "validation": task.validation})
     return task.for_client(NAMES[client], mine)
@@ -53,7 +53,9 @@ def stacked(found):
 
 @pytest.mark.long
 def test_four_parties_train_and_estimate_one_after_the_other(engines):
-    """Over mutual TLS; the result of one verb goes into the next, and nothing has a client axis."""
+    """All verbs run over mutual TLS; the result of one verb is the input of the next, and no array has a
+    client axis.
+    """
     truth = hp.train(everyone(), SGP, NETWORK, key=0)
     estimate = hp.hypergradient(truth.task, HGP, NETWORK, key=1)
 
@@ -88,7 +90,7 @@ def test_asynchronous_parties_get_an_estimator_that_needs_no_tree():
 
 @pytest.mark.faults
 def test_parties_say_that_the_inner_problem_is_not_solved(engines):
-    """They draw what the simulator draws, and pay for what it sees at no cost."""
+    """Parties draw the simulator's mini-batches, and send messages for checks that cost the simulator nothing."""
     methods = hp.HGP(steps=4, pushes=3, step_size=0.5, batch_size=2), hp.Automatic(), hp.Automatic(trust=False)
     truths = [hp.hypergradient(everyone(), method, NETWORK, key=1) for method in methods]
 
@@ -102,7 +104,7 @@ def test_parties_say_that_the_inner_problem_is_not_solved(engines):
     for number, (truth, found) in enumerate(zip(truths, zip(*together(len(NAMES), party), strict=True), strict=True)):
         np.testing.assert_allclose(stacked([each.value for each in found]), truth.value, atol=1e-5)
         told = [(each.status.reason, each.status.residual) for each in found]
-        if number == 2:  # members that distrust each other do not build a tree
+        if number == 2:  # members that do not trust each other build no tree
             assert [residual for _, residual in told] == [None] * len(NAMES)
             continue
         assert truth.status.reason == "unsolved"
@@ -127,7 +129,7 @@ def test_four_parties_solve_without_certificates_on_loopback(engines):
 
 @pytest.mark.long
 def test_four_parties_solve_the_inner_problem_without_a_step_size(engines):
-    """Newton's method along a tree, two runs of it at once, and tracked steps without a tree."""
+    """Newton's method runs along a tree, twice at the same time, and gradient tracking runs without a tree."""
     methods = hp.TreeNewton(), hp.TrackedSGP(400, tolerance=1e-3)
     task = everyone()
     truths = [hp.train(task, method, NETWORK, key=0) for method in methods]
@@ -146,7 +148,7 @@ def test_four_parties_solve_the_inner_problem_without_a_step_size(engines):
     found = list(zip(*together(len(NAMES), party), strict=True))
     for truth, each in zip(truths, found, strict=False):
         np.testing.assert_allclose(stacked([own.params for own in each]), truth.params, rtol=1e-3, atol=1e-4)
-        # One party cannot compare its params with the others'.
+        # One party cannot compare its params with the others' params.
         assert {own.status.converged for own in each} == {None}
         assert {own.status.reason for own in each} == {"params not checked among peers"}
     np.testing.assert_allclose(np.stack([each.params for each in found[2]], axis=1), both.params, rtol=1e-3, atol=1e-4)
@@ -154,7 +156,7 @@ def test_four_parties_solve_the_inner_problem_without_a_step_size(engines):
 
 
 def test_parties_with_another_number_are_told_so(engines):
-    """The same program with another step size: both errors name both configurations."""
+    """The program is the same but its step size differs; both errors name both configurations."""
     addresses = dict(list(engines[0].addresses.items())[:2])
     network = hp.networks.FullyConnected(2)
 
@@ -253,7 +255,7 @@ def test_tasks_that_are_not_this_partys_are_refused(tmp_path):
 
 
 def test_parties_with_other_code_are_told_so_with_both_digests(engines):
-    """An L2 rate that is tenfold in one party's code."""
+    """In one party's code the L2 rate is ten times as large."""
     addresses = dict(list(engines[0].addresses.items())[:2])
     network = hp.networks.FullyConnected(2)
 
@@ -270,7 +272,9 @@ def test_parties_with_other_code_are_told_so_with_both_digests(engines):
 
 
 def test_killed_after_all_were_done_a_party_needs_nobody_to_end(tmp_path):
-    """In step, before it had written its result: its checkpoint holds the end, and the others have gone."""
+    """In synchronous mode, the party died before it wrote its result. Its checkpoint holds the end, and the others are
+    gone.
+    """
     addresses: dict[str, str | None] = {
         name: f"127.0.0.1:{port}" for name, port in zip(NAMES[:2], free_ports(2), strict=True)
     }

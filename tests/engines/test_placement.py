@@ -1,4 +1,4 @@
-"""Wide messages of dense networks over several devices: rows that are sent, in slices or not, of any type."""
+"""Wide messages of dense networks over several devices: the rows that are sent, in slices or whole, of every type."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Plans: rounds and bytes as the run itself would count them, and nothing computed or written."""
+"""Plans count rounds and bytes as the run itself does, and neither compute nor write anything."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ from hyperpush.runs.run import plan_run
 from hyperpush.spec import studies
 from hyperpush.spec.config import load_config
 
-# Trains, then estimates: two calls.
+# Train, then estimate: two calls.
 TRAINED = """
 [task]
 name = "logistic"
@@ -37,7 +37,7 @@ steps = 5
 pushes = 3
 step_size = 0.5
 """
-# Three inner solves and two estimates: one call.
+# Three inner solves and two estimates in one call.
 SOLVED = """
 [task]
 name = "logistic"
@@ -56,7 +56,7 @@ outer = { name = "adam", learning_rate = 0.1 }
 
 @pytest.fixture
 def spec(tmp_path):
-    """Writes a spec and returns its path."""
+    """Return a function that writes a spec and returns its path."""
 
     def write(text):
         (tmp_path / "my.toml").write_text(text)
@@ -66,10 +66,10 @@ def spec(tmp_path):
 
 
 def test_a_plan_counts_what_the_algorithms_send(spec, monkeypatch):
-    monkeypatch.setattr(hostloop, "call_compiled", None)  # whatever ran would call it
+    monkeypatch.setattr(hostloop, "call_compiled", None)  # every run calls this function
     experiment, config = load_config(spec(SOLVED), [], studies.experiments())
     (solve,) = plan_run(experiment, config, processes=2)["pieces"]
-    # Three inner solves of 30 pushes and two estimates of 5·3. Six params and a weight, float32.
+    # Three inner solves take 30 pushes each, two estimates 5·3. A push carries six params and a weight in float32.
     assert solve["rounds"] == 3 * 30 + 2 * 15
     assert solve["bytes_per_round"] == 4 * 7
     assert solve["floats"] == 7 * solve["rounds"]
@@ -107,7 +107,7 @@ def test_the_command_prints_a_plan_and_writes_nothing(spec, tmp_path, monkeypatc
 
 
 def test_only_what_is_divided_is_divided():
-    """5 clients of 100 numbers, data of 10: in two processes, one hosts three of them."""
+    """There are 5 clients with 100 numbers and 10 of data each; of two processes, one holds three clients."""
     states, data = jnp.ones((5, 100)), jnp.ones((5, 10))
     program = Repeat(Local(lambda s, ctx: s * 2), 3, name="loop")
     found = {}
@@ -117,12 +117,14 @@ def test_only_what_is_divided_is_divided():
         (piece,) = planner.pieces
         found[processes] = piece["megabytes_per_process"] * 2**20
     assert found[1] == 2 * 5 * 400 + 5 * 40
-    # Its own clients' part; the start and the data, which were made for all; and the result, which is handed to all.
+    # A process holds its own clients' part, the complete start and data, and the complete result.
     assert found[2] == pytest.approx(3 / 5 * found[1] + 5 * 400 + 5 * 40 + 5 * 400)
 
 
 def test_loops_that_clients_agree_to_end_count_at_most():
-    """Three times around a loop of at most four votes, each of which takes a flood of the network."""
+    """The outer loop runs three times around a loop of at most four votes; each vote takes one flood of the
+    network.
+    """
     vote = Repeat(Local(lambda s, ctx: s), 4, until=lambda s, ctx: s > 0, name="vote")
     network = hp.networks.Ring(5)
     with (planner := Planner()).active():
@@ -133,6 +135,6 @@ def test_loops_that_clients_agree_to_end_count_at_most():
 
 def test_the_answers_of_a_plan_take_no_memory():
     made = planning.ones(jax.ShapeDtypeStruct((10_000, 2_278_334), np.float32))
-    assert made.shape == (10_000, 2_278_334)  # 91 GB, if it were there
+    assert made.shape == (10_000, 2_278_334)  # would take 91 GB
     assert made.strides == (0, 0)
     assert made[17, 5] == 1

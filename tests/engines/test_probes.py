@@ -1,4 +1,4 @@
-"""Six small programs that stress the nodes; every engine that can run one must give the same numbers."""
+"""Six small programs that stress the nodes; all engines that can run a program must give the same numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def values(n=6):
     return jnp.asarray(np.random.default_rng(3).normal(size=n), jnp.float32)
 
 
-@pytest.fixture(params=["simulate", "shard-4", "peer"])  # six clients on four devices: with padding
+@pytest.fixture(params=["simulate", "shard-4", "peer"])  # six clients on four devices need padding
 def engine(request):
     return ENGINES[request.param]
 
@@ -41,7 +41,7 @@ def test_sgp_of_logistic_regression(engine):
     program = hp.SGP(50, 0.5, batch_size=7, observe=True).program(made.problem)
     arguments = (program, NETWORK, InnerState(made.params, made.hypers), made.data, KEY)
     truth, outcome = Simulate().run(*arguments), engine(*arguments)
-    # Check the reference is not trivial before comparing with it.
+    # Check that the reference is not trivial before comparing with it.
     assert np.abs(truth.states.params).max() > 0.1
     for mine, theirs in zip(jax.tree.leaves(outcome.states), jax.tree.leaves(truth.states), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
@@ -78,7 +78,9 @@ def test_maximum_by_consensus(engine):
 
 
 def test_an_agreed_number_of_rounds(engine):
-    """Push scalars until nobody's ratio moves any more, agree on that number, and use it for a second loop."""
+    """Push scalars until no client's ratio changes any more, agree on the number of pushes, and use it for a second
+    loop.
+    """
 
     def receive(state, inbox, ctx):
         w, mass, _, count = state
@@ -97,14 +99,14 @@ def test_an_agreed_number_of_rounds(engine):
     assert 4 < count[0] < 200
     np.testing.assert_array_equal(outcome.states[3], count)
     np.testing.assert_allclose(outcome.states[0] / outcome.states[1], np.full(6, values().mean()), atol=1e-3)
-    # `count` pushes of two numbers each, half of them followed by an agreement on one number.
+    # There are `count` pushes of two numbers; after every second push, clients agree on one number.
     agreements = int(count[0]) // 2 * NETWORK.flood_rounds()
     assert outcome.rounds == int(count[0]) + agreements
     assert outcome.floats == 2 * int(count[0]) + agreements
 
 
 def test_a_server_that_ranks(engine):
-    """Something no average can do: everyone learns its rank, with noise drawn at the server."""
+    """A task that no average can solve: every client learns its rank, with noise drawn at the server."""
 
     def compute(messages, key):
         return jnp.argsort(jnp.argsort(messages)), jax.random.normal(key, messages.shape)
@@ -137,11 +139,11 @@ def test_running_sums_under_loss(engine):
     truth = Simulate(faults=faults).run(CAREFUL, NETWORK, start, NOTHING, KEY)
     w, mass = outcome.states
     np.testing.assert_allclose(w / mass, np.full(6, values().mean()), atol=1e-3)
-    if engine is Simulate:  # the same for longer, where rounds cost nothing
+    if engine is Simulate:  # a longer run, where rounds cost nothing
         w, mass = engine(faults=faults).run(LONG, NETWORK, start, NOTHING, KEY).states
         np.testing.assert_allclose(w / mass, np.full(6, values().mean()), atol=2e-6)
     np.testing.assert_allclose(outcome.states, truth.states, rtol=1e-4, atol=1e-5)
-    # The guard: without running sums the same faults destroy mass.
+    # Without running sums the same faults destroy mass, so the test can fail.
     lost = engine(faults=faults).run(CARELESS, NETWORK, start, NOTHING, KEY)
     assert float(lost.states[1].sum()) < 0.1
     assert lost.late > 0
@@ -156,7 +158,7 @@ def test_local_draws_are_the_same_everywhere(engine):
 
 
 def test_no_two_leaves_share_a_key(engine):
-    """Whatever a program draws, in whatever leaf, is drawn once."""
+    """Every random draw of a program has a unique key, in every leaf."""
 
     def note(state, ctx):
         drawn, count = state
@@ -174,7 +176,7 @@ def test_no_two_leaves_share_a_key(engine):
     start = (jnp.zeros((6, 24), jnp.uint32), jnp.zeros(6, jnp.int32))
     program = Repeat(Sequence(leaf, inside, talk, leaf), 3)
     drawn, count = engine(program, NETWORK, start, NOTHING, KEY).states
-    # Per iteration: leaf, enter, 2 × body, leave, the heard draw of another client's send, receive, leaf.
+    # Draws per iteration: leaf, enter, 2 × body, leave, another client's draw from its message, receive, leaf.
     assert np.all(count == 24)
     own = np.delete(np.asarray(drawn).reshape(6, 3, 8), 5, axis=2)
     assert len(np.unique(own)) == own.size
@@ -197,7 +199,7 @@ def test_messages_of_any_type(engine, dtype, reduce):
 
 
 def test_padding_clients_answer_to_nobody():
-    """A client whose own problem is unstable alone, but not together with the others, is the one that gets copied."""
+    """Padding copies the client whose own problem is unstable alone, though not together with the others."""
     problem = hp.extend.Problem(lambda x, h, b: b * x**2 / 2, lambda x, h, b: x)
     curvature = jnp.array([0.1, 0.1, 3.0])
     program = hp.SGP(600, 1.0).program(problem)

@@ -1,4 +1,4 @@
-"""Peers in processes of their own, each with nothing but its own data, over a transport made of queues."""
+"""Peers in separate processes, each with only its own data, over a transport made of queues."""
 
 import multiprocessing
 import queue
@@ -15,7 +15,7 @@ CLIENTS = 3
 
 
 class Queues:
-    """One peer's end: everybody has a queue that all others write to."""
+    """One peer's end of the transport: every peer has a queue to which all others write."""
 
     def __init__(self, client, queues):
         self.client, self.queues, self.kept = client, queues, []
@@ -44,7 +44,7 @@ def setting():
 
 def party(client, queues, results):
     program, states, data = setting()
-    own = jax.tree.map(lambda leaf: leaf[client], (states, data))  # the only data this process uses
+    own = jax.tree.map(lambda leaf: leaf[client], (states, data))  # this process uses no other data
     peer = Peer(client, hp.networks.RandomDirected(CLIENTS), Queues(client, queues), jax.random.key(3))
     results.put((client, np.asarray(peer.run(program, *own).params)))
 

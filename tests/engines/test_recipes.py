@@ -1,4 +1,4 @@
-"""Programs built inside what is compiled: a new number compiles nothing, and changes nothing else."""
+"""Programs built inside compiled code: a new number needs no compilation and changes nothing else."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ PROBLEM = hp.extend.Problem(lambda x, hyper, batch: jnp.sum(x), lambda x, hyper,
 
 
 class Descent(eqx.Module):
-    """Steps towards the data's zero, an exchange after each, and an average at the end."""
+    """A method with steps towards the data's zero, an exchange after each, and an average at the end."""
 
     step_size: Any
     steps: int = eqx.field(static=True, default=6)
@@ -50,7 +50,7 @@ class Descent(eqx.Module):
 
 
 class Nested(eqx.Module):
-    """A method made of methods: in each of its steps another one runs, from a recipe of its own."""
+    """A nested method: each of its steps runs another method from a separate recipe."""
 
     inner: Descent
     rate: Any
@@ -66,7 +66,7 @@ class Nested(eqx.Module):
 
 @pytest.fixture
 def compiled():
-    """How often XLA has compiled something."""
+    """Count the compilations by XLA."""
     counts = [0]
 
     def count(event, duration_secs, **kwargs):
@@ -94,10 +94,10 @@ def test_a_new_number_compiles_nothing(engine, make, record, compiled):
     assert compiled[0] == before
     fresh = run(
         ProgramRecipe(lambda method: method.program(PROBLEM), (make(NUMBERS[0]),))
-    )  # another function: compiled anew
+    )  # another function, so it is compiled anew
     assert compiled[0] > before
     jax.tree.map(np.testing.assert_array_equal, fresh, found[0])
-    # XLA rounds otherwise where numbers are constants.
+    # XLA rounds differently if the numbers are constants.
     constant = run(make(NUMBERS[0]).program(PROBLEM))
     jax.tree.map(lambda *each: np.testing.assert_allclose(*each, rtol=1e-6), constant, found[0])
     assert len({each[0].tobytes() for each in found}) == len(NUMBERS)
@@ -122,7 +122,7 @@ def test_structure_is_compiled_anew_and_numbers_are_not_part_of_it():
 
     assert kind(Descent(0.1)) == kind(Descent(0.2))
     assert kind(Descent(0.1)) != kind(Descent(0.1, steps=7))
-    assert kind(Descent(0.1)) != kind(Descent(1))  # an integer is structure
+    assert kind(Descent(0.1)) != kind(Descent(1))  # integers are part of the structure
 
 
 def test_the_profile_of_a_recipe_is_that_of_its_program_and_is_found_once():

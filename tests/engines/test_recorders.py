@@ -1,4 +1,4 @@
-"""Rows of records: those of the entry, when each was made, and what had been sent by then."""
+"""Rows of records: those of the entry, the time of each row, and the traffic until then."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def talk(floats):
 
 
 def enough(times):
-    """Whether the counter has come to a multiple of `times`."""
+    """Return a condition: the counter is a multiple of `times`."""
     return lambda state, ctx: state[0] % times == 0
 
 
@@ -91,7 +91,9 @@ def test_a_loop_that_never_runs_is_entered(engine):
 
 @pytest.mark.parametrize("engine", ENGINES, ids=IDS)
 def test_what_was_sent_at_each_row(engine):
-    """Loops before, inside and after; of fixed and of agreed lengths; the recorded one is entered twice."""
+    """Count the traffic with loops before, inside and after, of fixed and of agreed lengths; the recorded loop is
+    entered twice.
+    """
     vote = Repeat(Sequence(COUNT, talk(5)), 9, until=enough(3), name="vote")
     mean = Average(lambda s, ctx: (s[1], jnp.ones(())), lambda s, mean, mass, ctx: s, 4)
     served = Server(lambda s, ctx: s[1], lambda messages, key: messages, lambda s, answer, ctx: s)
@@ -144,6 +146,6 @@ def test_a_plan_has_the_rows_of_the_run():
     run = hp.Simulate().run(program, NETWORK, START, NOTHING, KEY, record=record, every=2)
     with Planner().active():
         planned = hp.Simulate().run(program, NETWORK, START, NOTHING, KEY, record=record, every=2)
-    # Both loops have this name: three rows for each time that the inner one is entered, and two of the outer one.
+    # Both loops have this name: the inner loop gives three rows each time, the outer one two rows.
     assert planned.history["loop"].shape == run.history["loop"].shape == (8, 3)
     assert planned.clocks["loop"].step.shape == (8,)

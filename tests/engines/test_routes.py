@@ -1,4 +1,6 @@
-"""Neighbour exchange between blocks of clients: what a matrix product gives, and no more rows than links need."""
+"""Exchanges between neighboring blocks of clients equal a matrix product, and send no more rows than the
+links need.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,7 @@ LARGEST = Exchange(
 @pytest.mark.parametrize(
     ("network", "rows"),
     [
-        (hp.networks.Ring(30), 2),  # dense links; 30 clients on four devices: with padding
+        (hp.networks.Ring(30), 2),  # dense links; 30 clients on four devices need padding
         (hp.networks.DirectedRing(40), 1),
         (hp.networks.OnePeerExponential(64), None),
     ],
@@ -36,7 +38,7 @@ def test_neighbours_hear_what_they_should(network, rows):
     assert found is not None
     possible = network.possible().toarray()
     blocks = np.arange(n) // block
-    # Each device sends at most one row for each client elsewhere that its own clients have a link to.
+    # Each device receives at most one row for each client elsewhere that is linked to one of its own clients.
     most = max(np.count_nonzero(possible[blocks == b].any(0) & (blocks != b)) for b in range(4))
     assert most <= sum(found.sizes) < 3 * block
     if rows is not None:

@@ -1,4 +1,4 @@
-"""Averages along a tree: what the engines count is what a replay with real vectors, by plain messages, takes."""
+"""Averages along a tree: the engines' counts equal those of a replay that sends real vectors in plain messages."""
 
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from hyperpush.networks.reach import random_flood
 from hyperpush.programs import Average, Repeat, Sequence
 
 KEY, WIDTH, AVERAGES, START = jax.random.key(4), 7, 3, 2
-LONG = 600  # steps in which all replays end
+LONG = 600  # all replays end within these steps
 LOSS = hp.Faults(loss=0.3, duplicate=0.1, delay=1)
 SCHEDULES = [
     hp.networks.DirectedRing(5),
@@ -35,13 +35,13 @@ SCHEDULES = [
 
 
 class Flaky(Network):
-    """A network as a user may write it: i → i + 1 and 0 → n/2, each up in half of the steps."""
+    """A network such as a user may write: links i → i + 1 and 0 → n/2, each up in half of the steps."""
 
     name: ClassVar[str] = "flaky"
     directed: bool = eqx.field(static=True, default=True, kw_only=True)
     varying: bool = eqx.field(static=True, default=True, kw_only=True)
     clients: int = eqx.field(static=True)
-    ends: int = eqx.field(static=True, default=0)  # links that are missing from it for ever
+    ends: int = eqx.field(static=True, default=0)  # senders below this index never use their link i → i + 1
 
     def _slots(self, key, step, senders):
         up = words(key, step, senders[:, None].astype(jnp.uint32) * 2 + jnp.arange(2, dtype=jnp.uint32)) % 2 == 0
@@ -74,12 +74,12 @@ def by_name(network):
 
 
 def values(network):
-    """Whole numbers: their sums are exact in every order."""
+    """Return integers, whose sums are exact in every order."""
     return np.random.default_rng(1).integers(-99, 99, (network.clients, WIDTH)).astype(float)
 
 
 def alive(network, steps=LONG):
-    """[step, sender, receiver]"""
+    """Return the live links as [step, sender, receiver]."""
     key, n = keys.network_key(KEY), network.clients
     found = jax.jit(jax.vmap(lambda step: hp.networks.matrix(network, key, step, "ones")))(jnp.arange(steps))
     return np.array(found > 0).transpose(0, 2, 1) & ~np.eye(n, dtype=bool)
@@ -91,7 +91,7 @@ AVERAGE = Average(
 
 
 def run(network, engine=None, program=None):
-    """Averages of other values each time, one after the other."""
+    """Run several averages of different values, one after the other."""
     program = program or Repeat(AVERAGE, AVERAGES, name="averages")
     start, nothing = jnp.asarray(values(network), jnp.float32), jnp.zeros((network.clients, 1))
     record = {"averages": lambda x, ctx: x} if isinstance(program, Repeat) else {}
@@ -99,7 +99,9 @@ def run(network, engine=None, program=None):
 
 
 def check(network, found, rounds, messages, links, learning=(0, 0)):
-    """The run's results and counts against a replay's: by average; links and messages by client."""
+    """Compare a run's results with a replay, and its counts of rounds by average and of links and messages by
+    client.
+    """
     x = values(network)
     for row in found.history["averages"]:
         x = x.mean(0) + x / 2
@@ -113,12 +115,12 @@ def check(network, found, rounds, messages, links, learning=(0, 0)):
 
 
 def lowest(up):
-    """For each row the first place that is true, where there is one."""
+    """Return for each row the first index that is true, if there is one."""
     return {row: int(np.argmax(found)) for row, found in enumerate(up) if found.any()}
 
 
 def planned(up, step, x):
-    """Gather and broadcast on links that are known; returns the rounds, and by client messages and links."""
+    """Replay a gather and a broadcast on known links; return the rounds, and messages and links by client."""
     n, total, window, sends = len(x), x.sum(0), 0, {}
     for window in range(1, 1000):
         inside, sends = np.arange(n) == 0, {}
@@ -160,10 +162,10 @@ def test_schedules_are_planned(network):
 
 
 def waiting(up, start, x, parents, tellers, fates=None, patience=0, again=False):
-    """The same on links that clients wait for, by messages in a mailbox: what each client knows it has received."""
+    """Replay the same on links that clients wait for: each client knows only the messages that it has received."""
     n = len(x)
     children = [[j for j in range(1, n) if parents[j] == i] for i in range(n)]
-    heard, means = [{} for _ in range(n)], [None] * n  # partial sums by child; the mean
+    heard, means = [{} for _ in range(n)], [None] * n  # partial sums by child, and the mean
     asked, told, repeated = {}, {}, dict.fromkeys(range(1, n), start - 1)
     sums, messages, links, mail, now = np.zeros(n, int), np.zeros(n, int), np.zeros(n, int), [], start
 
@@ -208,7 +210,9 @@ def waiting(up, start, x, parents, tellers, fates=None, patience=0, again=False)
 
 
 def ways(network):
-    """By networkx: the quickest ways to the root and from it, those of the fewest links to it, and the patience."""
+    """By networkx, return the quickest paths to and from the root, the paths with the fewest links to it, and the
+    patience.
+    """
     frequency, everyone = network.means().up, range(network.clients)
     links = [(j, i) for j, i in zip(*np.nonzero(frequency), strict=True) if i != j]
     graph = nx.DiGraph((j, i, {"wait": 1 / frequency[j, i]}) for j, i in links)
@@ -225,7 +229,7 @@ def ways(network):
 
 
 def replay_waiting(network, fates=None):
-    """What the averages of a run take by client, and before them to learn the links."""
+    """Return each client's counts for the averages of a run, and for learning the links before them."""
     there, back, fewest, patience = ways(network)
     up, x, n, step = alive(network), values(network), network.clients, START
     tellers, lossy = [(0, *way)[-2] for way in back], {"fates": fates, "patience": patience}
@@ -233,7 +237,8 @@ def replay_waiting(network, fates=None):
     if not network.scheduled:
         parents = [(*way, 0)[1] for way in fewest]
         before, sums, messages, links = waiting(up, step, x, parents, tellers, **lossy)
-        rows = n * sums * np.array([sum(i in way for way in fewest) for i in range(n)])  # of all whose way leads here
+        # counts all clients whose path leads through this one
+        rows = n * sums * np.array([sum(i in way for way in fewest) for i in range(n)])
         learning = (rows + 2 * n * messages, rows + 2 * n * links)
         step += before
     parents = [(*way, 0)[1] for way in there]
@@ -263,13 +268,14 @@ def test_what_is_lost_is_sent_again(network):
     of_step = jax.vmap(jax.vmap(LOSS.fates, (None, None, 0, None)), (None, 0, None, None))
     fates = jax.tree.map(np.asarray, of_step(key, jnp.arange(LONG), everyone, network.clients))
     rounds, messages, links, learning = replay_waiting(network, fates)
-    assert np.mean(links) > 2 * (network.clients - 1) / network.clients  # something was lost
+    assert np.mean(links) > 2 * (network.clients - 1) / network.clients  # some messages were lost
     check(network, run(network, hp.Simulate(faults=LOSS)), rounds, messages, links, learning)
 
 
 @pytest.mark.parametrize(
     ("network", "devices"),
-    [(hp.networks.OnePeerExponential(6), 2), (hp.networks.RandomDirected(6), 4)],  # six on four: with padding
+    # six clients on four devices need padding
+    [(hp.networks.OnePeerExponential(6), 2), (hp.networks.RandomDirected(6), 4)],
     ids=["planned", "waiting"],
 )
 def test_shard_counts_the_same(network, devices):
@@ -320,7 +326,7 @@ def test_no_tree(monkeypatch):
 @pytest.mark.parametrize("network", [hp.networks.OnePeerExponential(5), Flaky(5)], ids=["planned", "waiting"])
 def test_peers_send_along_the_same_tree(network):
     one, peers = run(network), run(network, hp.Threads())
-    # Sums of numbers of about 100 in another order: float32 rounds each by up to 1e-5.
+    # Numbers of about 100 are summed in another order; float32 rounds each of them by up to 1e-5.
     np.testing.assert_allclose(peers.states, one.states, rtol=1e-6, atol=1e-4)
     np.testing.assert_array_equal(peers.bytes, one.bytes)
     np.testing.assert_array_equal(peers.clocks["averages"].floats, one.clocks["averages"].floats)

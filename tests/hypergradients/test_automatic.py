@@ -1,4 +1,4 @@
-"""What Automatic takes where, and that the result says so."""
+"""`Automatic` chooses the documented estimator for each network, and its result names the choice."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -68,18 +68,20 @@ def test_results_carry_the_choice():
 
 @pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.long), 100.0])
 def test_on_a_private_task_the_step_follows_from_the_bound_of_curvature_and_the_penalty(rate):
-    """Bounds that clip nothing and next to no noise: a step of 1/4 would grow by 24 each time with a penalty of 100."""
+    """The bounds clip nothing and the noise is tiny. With a penalty of 100, a step of 1/4 would grow by 24 in each
+    round.
+    """
     problem = system("like")
     curvature = float(np.abs(np.linalg.eigvalsh(problem.hessians)).max())
     noise = {"noise": hp.privacy.Gaussian(1e-9), "clip": 1e3, "coupling": 1e3}
-    costs = {"inner": lambda *at: inner(*at)[None], "outer": lambda *at: outer(*at)[None]}  # one example's loss
+    costs = {"inner": lambda *at: inner(*at)[None], "outer": lambda *at: outer(*at)[None]}  # the loss of one example
     task = problem.task.replace(**costs, penalty=lambda x, hyper: rate / 2 * jnp.sum(x**2))
     truth = problem._replace(hessians=problem.hessians + rate * np.eye(problem.sources.shape[1])).hypergradients()
     found = hp.hypergradient(task.private(curvature=curvature, **noise), hp.Automatic(), NETWORK, key=0).value
     error = np.linalg.norm(found - truth) / np.linalg.norm(truth)
     assert error < 0.1, error
     move = hp.optimizer("sgd", learning_rate=1e-6)
-    method = hp.PDBO(hp.SGP(1, 1e-9), hp.Automatic(), move, steps=3)  # later steps know the settings already
+    method = hp.PDBO(hp.SGP(1, 1e-9), hp.Automatic(), move, steps=3)  # later outer steps reuse the settings
     assert np.all(np.isfinite(hp.solve(task.private(curvature=curvature, **noise), method, NETWORK, key=0).hypers))
     with pytest.raises(hp.InvalidInput, match=r"task\.private\.curvature"):
         hp.hypergradient(task.private(**noise), hp.Automatic(), NETWORK, key=0)

@@ -1,4 +1,4 @@
-"""What every registered hypergradient estimator has to do. A new one is tested by being there."""
+"""Properties of every registered hypergradient estimator. A new one is tested as soon as it is registered."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ from hyperpush.methods.registry import registered
 
 EXAMPLES, SIZE = 6, 3
 EXAMPLE = {name: each.example() for name, each in registered("hypergradients").items()}
-# Few steps, of mini-batches where there are any: all engines have to draw the same ones.
+# Few steps, with mini-batches if possible: all engines must draw the same examples.
 QUICK = {"steps": 5, "pushes": 2, "batch_size": 2}
 METHODS = {
     name: method.with_options(**{option: QUICK[option] for option in QUICK.keys() & method.options().keys()})
@@ -23,7 +23,7 @@ METHODS = {
     if name != "Automatic"
 }
 FEW = ("HGP", "TrackedHGP", "ITDBackward", "VRHGP")
-METHODS["Automatic"] = EXAMPLE["Automatic"]  # of mini-batches it takes TrackedHGP, for hundreds of steps
+METHODS["Automatic"] = EXAMPLE["Automatic"]  # with mini-batches it runs TrackedHGP, which takes hundreds of steps
 
 
 def losses(x, log_rate, batch):
@@ -50,7 +50,7 @@ def numbers():
 
 @cache
 def task(wide=False):
-    """Ridge regressions with a rate for each client; everybody starts elsewhere."""
+    """Return ridge regressions with a rate for each client; the clients start at different params."""
     train, validation, log_rates = numbers()
     params = np.random.default_rng(1).normal(size=(CLIENTS, SIZE))
     train, validation, log_rates, params = jax.tree.map(jnp.asarray, (train, validation, log_rates, params))
@@ -67,7 +67,7 @@ def task(wide=False):
 
 
 def closed_form():
-    """x*, λ_max of the mean Hessian, and (1/n)λ_i − e^{λ_i} x*ᵀ(Σ H_k)⁻¹ (1/n)Σ_j ∂_xF_j by NumPy."""
+    """By NumPy, return x*, λ_max of the mean Hessian, and (1/n)λ_i − e^{λ_i} x*ᵀ(Σ H_k)⁻¹ (1/n)Σ_j ∂_xF_j."""
     (inputs, targets), (others, wanted), log_rates = numbers()
     hessian = np.einsum("nmi,nmj->ij", inputs, inputs) / EXAMPLES + np.exp(log_rates).sum() * np.eye(SIZE)
     x = np.linalg.solve(hessian, np.einsum("nmi,nm->i", inputs, targets) / EXAMPLES)
@@ -85,8 +85,9 @@ class TestEstimators(CommonSuite):
         kind = hp.networks.RandomUndirected if method.info.network == "undirected" else hp.networks.RandomDirected
         network = network or kind(CLIENTS)
         start = task()
-        if hasattr(method, "links"):  # it asks what clients saw in training
-            rate = 0.1 if method.step_size is None else method.step_size  # the step that is differentiated
+        if hasattr(method, "links"):  # the estimator needs links observed in training
+            # the step size of the differentiated iteration
+            rate = 0.1 if method.step_size is None else method.step_size
             start = hp.train(start, hp.SGP(20, rate), network, key=1, engine=engine).task
         return hp.hypergradient(start, method, network, key=3, engine=engine)
 
@@ -100,18 +101,18 @@ class TestEstimators(CommonSuite):
             assert np.abs(self.reference(method).value - everything.value).max() > 1e-4
 
 
-# Trees have tests of their own (test_tree_cg, test_automatic).
+# Estimators along trees have separate tests (test_tree_cg, test_automatic).
 @pytest.mark.parametrize("method", some(EXAMPLE, EXAMPLE.keys() - {"Automatic", "TreeCG"}))
 @pytest.mark.usefixtures("float64")
 def test_generous_settings_give_the_closed_form(method):
-    """Where all hear all, averages are exact at once, and SGP's fixed point is the inner solution."""
+    """On a complete network, averages are exact at once, and SGP's fixed point is the inner solution."""
     if method.info.target != "global":
         pytest.skip(f"its target is {method.info.target}")
     x, largest, truth = closed_form()
     step_size = float(0.5 / largest)
     generous = {"steps": 600, "step_size": step_size, "solver": hp.SGP(600, step_size), "alpha": 1.0, "beta": 0.0}
     method = method.with_options(**{name: given for name, given in generous.items() if hasattr(method, name)})
-    # Not the cached task: its numbers are float32.
+    # Use a new task, because the cached one is in float32.
     start = task.__wrapped__() if method.trains else task.__wrapped__().at(params=np.broadcast_to(x, (CLIENTS, SIZE)))
     found = hp.hypergradient(start, method, hp.networks.FullyConnected(CLIENTS), key=0)
     np.testing.assert_allclose(found.value, truth, rtol=1e-8, atol=1e-10)
@@ -121,33 +122,33 @@ def test_generous_settings_give_the_closed_form(method):
 def test_on_a_private_task_every_access_is_a_release_or_it_is_refused(method):
     noise = {"noise": hp.privacy.Gaussian(1.0), "clip": 1.0, "curvature": 1.0, "coupling": 1.0}
     hidden = task().private(**noise)
-    if method.info.matrices or method.exact:  # Hessians, which have no release
+    if method.info.matrices or method.exact:  # these use Hessians, for which there is no release
         with pytest.raises(hp.InvalidInput, match=r"tolerates no noise" if method.exact else r"\.py:\d+.*derivative"):
             hp.budget(hidden, method)
         return
     releases, accesses = hp.budget(hidden, method).releases, TestEstimators.reference(method).costs.accesses
-    # Losses of the outer cost do not contain the hypers here: ∂_λF is the penalty's alone, and needs no noise.
+    # These outer losses do not depend on the hypers: ∂_λF comes from the penalty alone and needs no noise.
     assert releases.get("validation", 0) == (method.info.target != "direct")
     assert accesses["validation"] > 0
-    if hasattr(method, "singular"):  # noise leaves nothing to tell of a system, so it looks at less
+    if hasattr(method, "singular"):  # under noise a system cannot be examined, so fewer examples are used
         accesses = hp.hypergradient(hidden, method, hp.networks.RandomDirected(CLIENTS), key=3).costs.accesses
-    if not method.info.private:  # its program is the same, with noise
+    if not method.info.private:  # the private program is the same, with noise
         assert releases.get("train", 0) == accesses.get("train", 0)
 
 
 def flat(x, hyper, rows):
-    """Losses whose derivatives are zero, so that what is left is noise."""
+    """Return losses whose derivatives are all zero, so that only noise is left."""
     return 0.0 * jnp.sum(rows * x, axis=-1) * hyper
 
 
 @pytest.mark.parametrize("method", some(EXAMPLE, FEW))
 def test_noise_of_zero_gradients_has_the_variance_of_a_release(method):
-    """One release of ∂_λF is part of the estimate; Jacobian products are clipped to next to nothing."""
+    """One release of ∂_λF is part of the estimate; Jacobian products are clipped to almost nothing."""
     if not method.info.private:
         pytest.skip("it has no private form of its own")
     clients, scale = 500, 2.0
     rows, noise = jnp.zeros((clients, 10, 2)), hp.privacy.Gaussian(scale)
     quiet = hp.Task(inner=flat, outer=flat, params=jnp.zeros(2), hypers=0.0, train=rows, validation=rows)
-    quiet = quiet.private(noise=noise, clip=5.0, curvature=0.1, coupling=1e-9)  # 2·5/10 is a sensitivity of 1
+    quiet = quiet.private(noise=noise, clip=5.0, curvature=0.1, coupling=1e-9)  # the sensitivity is 2·5/10 = 1
     found = hp.hypergradient(quiet, method, hp.networks.FullyConnected(clients), key=0)
     assert np.var(clients * np.asarray(found.value)) == pytest.approx(scale**2, rel=0.2)

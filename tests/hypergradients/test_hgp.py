@@ -1,4 +1,4 @@
-"""HGP and the oracles against the closed form of quadratics, which NumPy computes here on its own."""
+"""HGP and the exact estimators compared with the closed form of quadratics in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def test_every_variant_converges_to_the_truth(network, options, tolerance):
 
 
 def test_few_pushes_leave_a_bias():
-    """The guard of the tests above: they would notice an average that is not one."""
+    """With few pushes HGP must miss the solution, so the tests above would detect an inexact average."""
     task, _, _, truth, largest = setting(4, 5)
     network = hp.networks.RandomDirected(4)
 
@@ -92,7 +92,7 @@ def test_no_steps_are_the_direct_gradient():
 
 def test_mini_batches_are_unbiased_and_noisy():
     task = logistic(3, 0, examples=30)
-    network = hp.networks.FullyConnected(3)  # nothing but the batches is random
+    network = hp.networks.FullyConnected(3)  # only the batches are random
     states = HypergradientState(task.params + 0.3, task.hypers, jnp.zeros_like(task.hypers))
     keys = jax.random.split(jax.random.key(9), 3000)
 
@@ -110,7 +110,7 @@ def test_a_step_that_diverges_is_reported_with_its_round():
     task, network = setting(3, 2).task, hp.networks.FullyConnected(3)
     with pytest.raises(hp.Diverged, match=r"HGP diverged \(NaN or infinity\) in round") as caught:
         hp.hypergradient(task, hp.HGP(2000, 1, 9.0), network, key=0)
-    # In float64 growth by |1 − 9λ| per round takes hundreds of rounds; the same run shorter is still finite.
+    # In float64, divergence by |1 − 9λ| per round takes hundreds of rounds; one round less is still finite.
     found = hp.hypergradient(task, hp.HGP(caught.value.round - 1, 1, 9.0), network, key=0)
     assert np.all(np.isfinite(found.value))
     assert caught.value.round > 50

@@ -1,4 +1,4 @@
-"""Implicit differentiation with exact averages against closed forms that NumPy computes here."""
+"""Implicit differentiation with exact averages compared with closed forms in NumPy."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,7 @@ def estimate(estimator, made, network: hp.networks.Network = NETWORK, **options)
 
 
 class Quadratics:
-    """Four clients away from the solution, each elsewhere, and what the estimators have to solve there."""
+    """Four clients at different params away from the solution, and the systems that estimators solve there."""
 
     def __init__(self):
         task, self.first, self.second, _, self.largest = setting(4, 5)
@@ -30,7 +30,8 @@ class Quadratics:
         self.along_x = np.einsum("nij,ni->nj", second["map"], misfit)
         self.along_hyper = np.asarray(task.hypers) - second["hyper_target"]
         self.hessian = self.first["hessian"].mean(0)
-        self.source = self.along_x.sum(0) / 16  # (1/n)Σ∂_xF_j, for the mean Hessian in place of the sum
+        # (1/n)Σ∂_xF_j divided by n again, so that the system uses the mean Hessian instead of the sum
+        self.source = self.along_x.sum(0) / 16
 
     def value(self, q):
         return self.along_hyper / 4 - self.first["coupling"] @ q
@@ -55,9 +56,9 @@ def test_conjugate_gradients_reach_the_closed_form(quadratics):
     hessian, source = quadratics.hessian + DAMPING * np.eye(4), quadratics.source
     truth = np.linalg.solve(hessian, source)
     np.testing.assert_allclose(found.value, quadratics.value(truth), rtol=1e-9, atol=1e-11)
-    # In every step the products with two vectors and their norms; the norm of B_i takes ten products with it.
+    # Every step takes the products with two vectors and their norms; the norm of B_i takes ten more products.
     assert counted(found) == (7, 4 + 6 * (2 * 4 + 2), 6 * 2, 11)
-    # On the way every iterate is the best of its Krylov space.
+    # Every iterate is the best of its Krylov space.
     basis = np.stack([source, hessian @ source], axis=1)
     second = basis @ np.linalg.solve(basis.T @ hessian @ basis, basis.T @ source)
     np.testing.assert_allclose(found.history["ImplicitCG"][1], np.broadcast_to(second, (4, 1, 4)), rtol=1e-9)
@@ -75,8 +76,8 @@ def test_dense_is_the_closed_form(quadratics):
 def test_a_tolerance_ends_early(quadratics):
     tolerance = 1e-2
     found = estimate(hp.hypergradients.ImplicitCG(1000, tolerance=tolerance), quadratics.made)
-    assert found.costs.rounds - 1 in (2, 3, 4)  # nobody votes: all look at the same numbers
-    # The error of q is at most the tolerance's share of it, and 4 iterations would be exact.
+    assert found.costs.rounds - 1 in (2, 3, 4)  # no vote is needed: all clients see the same numbers
+    # The error of q is at most its part of the tolerance, although 4 iterations would be exact.
     truth = np.linalg.solve(quadratics.hessian, quadratics.source)
     error = np.linalg.norm(found.value - quadratics.value(truth), axis=1)
     reach = np.linalg.norm(quadratics.first["coupling"], 2, axis=(1, 2))
@@ -101,7 +102,7 @@ def test_the_client_target(quadratics):
 
 
 def test_without_anything_to_solve_the_direct_gradient_remains(quadratics):
-    """Residuals of zero divide nothing."""
+    """Zero residuals cause no division by zero."""
     nothing = {name: np.zeros_like(quadratics.second[name]) for name in ("map", "target")}
     made = with_data(quadratics.made, validation={**quadratics.second, **nothing})
     found = estimate(hp.hypergradients.ClientGradient(6, DAMPING), made)

@@ -1,4 +1,4 @@
-"""Iterative differentiation against automatic differentiation of the same run of SGP, written here in plain JAX."""
+"""Iterative differentiation compared with automatic differentiation of the same run of SGP, written in plain JAX."""
 
 from functools import partial
 from typing import Any, cast
@@ -46,7 +46,7 @@ def outer(params, hyper, batch):
 
 
 def instance():
-    """Every client starts elsewhere."""
+    """Return a task whose clients start at different params."""
     generator = np.random.default_rng(0)
 
     def data():
@@ -70,7 +70,7 @@ def instance():
 
 @partial(jax.jit, static_argnums=1)
 def recorded(first, size):
-    """The network's matrices and everyone's mini-batches, by step."""
+    """Return the network's matrices and all clients' mini-batches by step."""
     steps = jnp.arange(STEPS)
     push = jax.vmap(lambda step: hp.networks.matrix(NETWORK, keys.network_key(KEY), step))(steps)
     own = jax.vmap(lambda client: leaf_key(keys.program_key(KEY), Role.ENTER, client))(jnp.arange(CLIENTS))
@@ -81,7 +81,7 @@ def recorded(first, size):
 
 
 def unrolled(params, hypers, push, batches, second, variant):
-    """The mean outer cost where SGP ends, and where that is."""
+    """Return the mean outer cost at the end of SGP, and the params there."""
 
     def read(z, mass):
         return {"slope": z["slope"] / mass[:, None], "offset": z["offset"] / mass}
@@ -113,7 +113,7 @@ def test_it_is_automatic_differentiation(variant, size):
     push, batches = recorded(task.train, size)
     slope = jax.grad(lambda hypers: unrolled(params, hypers, push, batches, second, variant), has_aux=True)
     truth, end = jax.jit(slope)(hypers)
-    assert np.all(np.abs(truth - 0.2 * hypers / CLIENTS).max(1) > 1e-3)  # what goes through the params
+    assert np.all(np.abs(truth - 0.2 * hypers / CLIENTS).max(1) > 1e-3)  # the part that passes through the params
     found = differentiate(variant, size)
     np.testing.assert_allclose(found.value, truth, rtol=1e-11, atol=1e-13)
     for name, values in found.history["SGP"].items():
@@ -124,7 +124,9 @@ def test_it_is_automatic_differentiation(variant, size):
 
 
 def test_a_long_run_on_the_complete_network_gives_the_closed_form_as_part_of_a_bilevel_run():
-    """There SGP is gradient descent on the mean cost, so x(T) and its derivative tend to those of the solution."""
+    """On the complete network SGP is gradient descent on the mean cost, so x(T) and its derivative converge to the
+    solution's.
+    """
     task, _, _, truth, largest = setting(3, 7)
     task = task.at(params=jnp.zeros((3, 4)))
     solver = hp.SGP(200, float(1 / largest))

@@ -1,4 +1,4 @@
-"""Hessians of real models, a dense net and a CNN with L2, against NumPy's solution of the dense system."""
+"""Hessians of real models, a dense network and a CNN with L2, compared with NumPy's solution of the dense system."""
 
 from functools import cache
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import hyperpush as hp
 
 CLIENTS, EXAMPLES, CLASSES = 4, 20, 4
 NETWORK = hp.networks.RandomDirected(CLIENTS, seed=1)
-RATE = np.log(1e-2)  # of L2
+RATE = np.log(1e-2)  # L2 rate
 
 
 def logits(params, images):
@@ -34,7 +34,7 @@ def losses(params, hyper, batch):
 
 
 def penalty(params, hyper):
-    """A rate per layer."""
+    """Return the L2 penalty with one rate per layer."""
     parts = zip(jnp.exp(hyper), jax.tree.leaves(params), strict=True)
     return sum(rate * jnp.sum(leaf**2) for rate, leaf in parts)
 
@@ -50,7 +50,7 @@ def start(model):
 
 
 class Point(NamedTuple):
-    """Where a model stands, everybody's hypergradients there, and the smallest eigenvalue of the mean Hessian."""
+    """Params of a model, all clients' hypergradients there, and the smallest eigenvalue of the mean Hessian."""
 
     params: dict[str, np.ndarray]
     data: list[tuple[np.ndarray, np.ndarray]]
@@ -74,7 +74,7 @@ class Point(NamedTuple):
 
 @cache
 def train(model: str, steps: int, newton: int = 0) -> Point:
-    """Steps of L-BFGS, then of Newton, on the mean cost of clients with few labels each, on one machine, in float64."""
+    """Minimize the mean cost of clients with few labels each in float64, by steps of L-BFGS, then of Newton."""
     images, labels = load_digits(n_class=CLASSES, return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))[: 2 * CLIENTS * EXAMPLES]
     first, second = np.split(order, 2)

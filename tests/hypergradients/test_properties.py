@@ -1,4 +1,4 @@
-"""What holds for hyper-gradients whatever the problem: linearity, symmetry, and no trace of the step size."""
+"""Properties of hypergradients for any problem: linearity, symmetry, and independence of the step size."""
 
 import jax
 import numpy as np
@@ -21,13 +21,13 @@ ESTIMATORS = {
     "VRHGP": hp.hypergradients.VRHGP(20, 0.1, links="means"),
     "exact": hp.HGP(20, 1, 0.2, averaging="exact"),
 }
-# These choose weights by what they see, so they are linear only where they end.
+# These choose weights by their iterates, so they are linear only after convergence.
 ACCELERATED = hp.TrackedHGP(200, 0.2, 2, tolerance=None)
 SOLVERS = {"accelerated": ACCELERATED, "ImplicitCG": hp.hypergradients.ImplicitCG(6)}
 
 
 def recorded(seed: int) -> np.ndarray:
-    """Links that come and go, each of which can run both ways."""
+    """Return links that change over time, each of them undirected."""
     up = np.random.default_rng(seed).random((40, CLIENTS, CLIENTS)) < 0.5
     up[0] = True
     return up
@@ -42,7 +42,7 @@ def estimate(estimator, steps, hypers, first, second):
 @given(weight=st.floats(-3, 3), seed=st.integers(0, 99))
 @settings(max_examples=5, deadline=None)
 def test_linear_in_the_outer_gradient(estimator, weight, seed):
-    """Outer gradients are affine in the outer targets here: mixed targets give mixed estimates."""
+    """The outer gradient is affine in the outer targets here, so mixed targets give mixed estimates."""
     task, first, second, *_ = setting(CLIENTS, 3)
     one, two = np.random.default_rng(seed).normal(size=(2, *second["target"].shape))
 
@@ -66,7 +66,7 @@ def test_permuting_clients_permutes_the_result(estimator, order, seed):
 
 
 def test_the_step_size_leaves_no_trace_once_converged():
-    """With exact averages: the fixed point is the same for every step size."""
+    """With exact averages, the fixed point is the same for every step size."""
     task, first, second, truth, largest = setting(CLIENTS, 3)
     for share in (0.3, 1.0, 1.7):
         found = estimate(hp.HGP(3000, 1, share / largest, averaging="exact"), recorded(0), task.hypers, first, second)

@@ -1,4 +1,4 @@
-"""Recurrent backpropagation against B̄(I − Ā)^{-1}c_x + c_λ, which NumPy builds here from the network's means."""
+"""Recurrent backpropagation compared with B̄(I − Ā)^{-1}c_x + c_λ, built in NumPy from the network's means."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ VARIANTS = ["gradient-first", "gradient-after"]
 
 
 def series(made, means, step, variant, terms=None):
-    """c_λ + B̄ Σ_{m<terms} Ā^m c_x of the quadratics at params; the whole series without `terms`."""
+    """Return c_λ + B̄ Σ_{m<terms} Ā^m c_x of the quadratics at their params; `terms=None` takes the whole series."""
     first, second, x, hypers = jax.tree.map(np.asarray, (made.train, made.validation, made.params, made.hypers))
     n, h, d = first["coupling"].shape
     mass = means.stationary()
@@ -50,7 +50,7 @@ def setting(clients, seed=0):
 
 
 def draws(made, estimator, network, count, seed=3):
-    """`count` independent estimates."""
+    """Return `count` independent estimates."""
     estimator = estimator.with_options(links="means").bind(network)
     links = known_links(estimator, network, None, made)
     states = HypergradientState(made.params, made.hypers, jnp.zeros_like(made.hypers), links)
@@ -92,7 +92,7 @@ def test_estimates_are_unbiased_for_the_truncated_series(estimator, network, var
     error, spread = np.abs(found.mean(0) - truth), found.std(0) / np.sqrt(len(found))
     assert np.all(spread > 0)
     assert np.all(error < 4 * spread)
-    # The guard: the statistics are sharp enough to notice one term more or less.
+    # The statistics are sharp enough to notice one term more or less.
     assert np.abs(series(made, network.means(), 0.1, variant, terms=11) - truth).max() > 4.5 * spread.max()
 
 
@@ -132,7 +132,7 @@ def test_links_seen_while_training_are_the_default_and_serve_as_well():
     by_hand = hp.hypergradient(trained.task, method, network, key=0, links=trained.links).value
     assert 0 < np.linalg.norm(seen - truth) < 0.1 * np.linalg.norm(truth)
     np.testing.assert_array_equal(seen, by_hand)
-    # One party's task: it has seen its own links, and cannot know the means of anybody's.
+    # A party's task contains only the links that this party observed, so it cannot know all means.
     own = made.for_client(2)
     with pytest.raises(hp.InvalidInput, match=r"VRHGP\.links: got 'means'; allowed: 'observed'.*own links only"):
         known_links(method.with_options(links="means"), network, None, own)
@@ -143,7 +143,7 @@ def test_links_seen_while_training_are_the_default_and_serve_as_well():
 @pytest.mark.parametrize("solver", [hp.DSGD(1500, 0.1), hp.FedAvg(3, 0.1, averaging="gossip")], ids=["dsgd", "fedavg"])
 @pytest.mark.parametrize("kind", ["DirectedRB", "VRHGP", "ExactRB"])
 def test_after_gossip_the_weights_of_gossip_are_differentiated(kind, solver):
-    """On a star the two iterations differ most: push-sum gives its hub a weight ω* of its own, gossip does not."""
+    """The two iterations differ most on a star: push-sum gives its hub another weight ω*, gossip does not."""
     made, network = setting(5), hp.networks.Star(5)
     trained = hp.train(made, solver, network, key=0)
     estimator = getattr(hp.hypergradients, kind)(3000, 0.1)
@@ -164,7 +164,7 @@ def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
     links, means = found.task.point.links, network.means(solver.weights)
     assert links is not None
     np.testing.assert_array_equal(links.rounds, 4 * 300)
-    # 4 standard deviations of a mean over 1,200 rounds of a number between 0 and 1, which is at most 1/2 each
+    # The tolerance is 4 standard deviations of a mean over 1,200 rounds; one number in [0, 1] deviates by at most 1/2.
     np.testing.assert_allclose(links.sent, means.weights, atol=4 * 0.5 / np.sqrt(1200))
     np.testing.assert_allclose(links.heard, means.up.T, atol=4 * 0.5 / np.sqrt(1200))
     if isinstance(solver, hp.DSGD):
@@ -182,7 +182,7 @@ def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
     ],
 )
 def test_the_private_form_is_the_same_estimate(kind, variant, steps):
-    """With all examples and next to no noise, B_i of the sum is the sum of B_i."""
+    """With all examples and almost no noise, B_i of the sum equals the sum of B_i."""
     rows, network = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2))), hp.networks.RandomUndirected(3)
     made = hp.Task(
         inner=lambda x, h, a: jnp.sum((x - jnp.tanh(h) * a) ** 2 * (1 + a**2), axis=-1),
@@ -203,7 +203,7 @@ def test_the_private_form_is_the_same_estimate(kind, variant, steps):
 
 @pytest.mark.parametrize("solver", [hp.SGP, pytest.param(hp.DSGD, marks=pytest.mark.long)])
 def test_the_iteration_that_trained_is_differentiated(solver):
-    """Its step size at the end, its variant and its weights are taken from the solver, alone and in an algorithm."""
+    """The final step size, the variant and the weights come from the solver, alone and inside an algorithm."""
     made, network = setting(4), hp.networks.Star(4)
     inner = solver(300, hp.schedule("milestones", 0.2, (150,), 0.5), "gradient-after")
     trained = hp.train(made, inner, network, key=0)
@@ -239,7 +239,7 @@ def test_another_iteration_than_that_of_the_inner_solver_is_refused(options, mes
 
 
 def test_a_step_that_contradicts_a_schedule_is_refused():
-    """The step of SGP is differentiated, which is its rate at its last step."""
+    """The estimator differentiates the step of SGP, whose step size is the rate at its last step."""
     made, network = setting(4), hp.networks.Star(4)
     inner = hp.SGP(300, hp.schedule("milestones", 0.2, (150,), 0.5))
     trained, outer = hp.train(made, inner, network, key=0, certify=False).task, hp.optimizer("sgd", learning_rate=0.1)
@@ -255,7 +255,7 @@ def test_a_step_that_contradicts_a_schedule_is_refused():
 
 
 def test_one_program_of_training_and_estimate_observes_as_two_do():
-    """What peers run: TrainFirst observes because the estimator asks for it, whatever the solver says."""
+    """Peers run one program: TrainFirst observes links for the estimator, whatever the solver's option says."""
     made, network = setting(4), hp.networks.RandomDirected(4)
     solver, estimator = hp.SGP(50, 0.1), hp.hypergradients.DirectedRB(20, 0.1)
     trained = hp.train(made, solver, network, key=0)

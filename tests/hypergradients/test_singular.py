@@ -1,4 +1,4 @@
-"""Singular and indefinite Hessians: what estimators say of them, against eigen-decompositions by NumPy."""
+"""Singular and indefinite Hessians: the verdicts of estimators compared with eigendecompositions in NumPy."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ SPECTRA = {
     "nearly": np.geomspace(1e-14, 1, SIZE),
 }
 REFUSE, LEAST, DAMPED = {}, {"singular": "minimum-norm"}, {"damping": DAMPING}
-# What converges, by spectrum; everything else is refused.
+# The settings that converge, by spectrum; all others are refused.
 CONVERGE = {
     "regular": [REFUSE, LEAST, DAMPED],
     "consistent": [LEAST, DAMPED],
@@ -37,7 +37,7 @@ CONVERGE = {
 
 
 class Case:
-    """Quadratics whose mean Hessian, or each client's own, has these eigenvalues."""
+    """Quadratics whose mean Hessian, or each client's own Hessian, has these eigenvalues."""
 
     def __init__(self, kind, local):
         rng, self.values, self.local = np.random.default_rng(5), SPECTRA[kind], local
@@ -47,7 +47,7 @@ class Case:
         if not local:
             noise = rng.normal(size=(CLIENTS, SIZE, SIZE))
             noise = noise + noise.transpose(0, 2, 1)
-            hessians = hessians + noise - noise.mean(0)  # the mean is singular, no client's is
+            hessians = hessians + noise - noise.mean(0)  # the mean is singular, but no client's own Hessian is
         shapes = (CLIENTS, 4, SIZE), (CLIENTS, SIZE), (CLIENTS, 4)
         couplings, sources, direct = (rng.normal(size=shape) for shape in shapes)
         if kind == "consistent":
@@ -56,9 +56,10 @@ class Case:
         self.parts = System(hessians, sources, couplings, direct)
 
     def truth(self, name, damping=0.0):
-        """B_i times the solution of least norm, or the damped one, subtracted from the direct gradient.
+        """Return the direct gradient minus B_i times the minimum-norm or the damped solution.
 
-        The outer cost is the client's own, or the mean of all; a client's B_i counts 1/n in a shared inner problem.
+        The outer cost is the client's own, or the mean of all clients; a client's B_i counts 1/n in a shared inner
+        problem.
         """
         own = name in ("LocalGradient", "ClientGradient")
         values = self.values + damping
@@ -99,7 +100,7 @@ def test_systems_that_have_no_answer_are_not_passed_off_as_solved(name, options,
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_eigenvector_as_outer_gradient_hides_nothing(name):
-    """Conjugate gradients on it alone end after a step, and see one eigenvalue."""
+    """Conjugate gradients on an eigenvector alone would end after one step and see only one eigenvalue."""
     case = Case("outside", local=name == "LocalGradient")
     case.parts = case.parts._replace(sources=np.broadcast_to(case.bases[..., -1], (CLIENTS, SIZE)))
     assert estimate(case, METHODS[name](), "float64").status.reason == "ill-posed"

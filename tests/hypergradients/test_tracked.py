@@ -1,4 +1,6 @@
-"""Tracked HGP has no bias on any network; the guard is HGP, which has one at the same number of pushes."""
+"""Tracked HGP has no bias on any network; HGP with the same number of pushes has one, which shows that the test can
+fail.
+"""
 
 from dataclasses import replace
 
@@ -72,12 +74,12 @@ def test_nothing_needs_to_be_set(network):
     task, _, _, truth, _ = setting(8, 6)
     found = hp.hypergradient(task, hp.TrackedHGP(tolerance=1e-9), network, key=1)
     np.testing.assert_allclose(found.value, truth, rtol=1e-6, atol=1e-7)
-    # Far fewer rounds than at most: it has ended by agreement.
+    # The number of rounds is far below the limit, so the clients agreed to end.
     assert found.costs.rounds < 500 * network.flood_rounds()
 
 
 def test_unlike_clients_and_indefinite_costs_need_nothing_either():
-    """Hessians that differ a hundredfold, some of them indefinite; only their mean is positive definite."""
+    """Hessians differ by a factor of 100, and some are indefinite; only their mean is positive definite."""
     task, first, *_ = setting(8, 6)
     generator = np.random.default_rng(0)
     scales = 10 ** generator.uniform(-1, 1, 8)
@@ -104,12 +106,12 @@ def test_mini_batch_noise_falls_with_the_number_of_steps():
         found = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 40)))
         return np.sqrt(np.mean((found - truth) ** 2))
 
-    # Independent noise in every step: sixteen times the steps, a quarter of the error.
+    # Noise is independent in every step: sixteen times the steps reduce the error to a quarter.
     assert error(1600) < 0.4 * error(100)
 
 
 def test_an_outer_step_starts_where_the_last_one_ended():
-    """With the same problem again there is nothing left to do but vote."""
+    """For the same problem, the second outer step only needs to vote."""
     task, _, _, truth, _ = setting(4, 5)
     estimator, network = hp.TrackedHGP(tolerance=1e-9), hp.networks.RandomDirected(4)
     program = program_of(estimator, task.problem)
@@ -129,7 +131,7 @@ def test_too_large_a_step_is_reported():
 
 
 def test_acceleration_that_makes_things_worse_is_given_up():
-    """A client whose Hessian is zero is led astray by its own changes; plain steps bring everyone back."""
+    """Acceleration misleads a client whose Hessian is zero; plain steps bring all clients back."""
     task = quadratic(3, 0)
     task = with_data(task, {**task.train, "hessian": task.train["hessian"].at[0].set(0)})
     network = hp.network("random-directed", 3, 0)
@@ -137,8 +139,8 @@ def test_acceleration_that_makes_things_worse_is_given_up():
     record = {"TrackedHGP": lambda state, ctx: jnp.linalg.norm(state.slope)}
     found = hp.hypergradient(task, hp.TrackedHGP(1500, pushes=3, tolerance=None), network, key=0, record=record)
     slopes = found.history["TrackedHGP"]
-    # How far astray depends on rounding, so on the machine. Rounding there breaks what trackers conserve, their sum, by
-    # about as much as the largest of them is rounded; nothing afterwards repairs that, however many steps are taken.
+    # The size of the deviation depends on rounding, and so on the machine. Rounding changes the trackers' sum, which
+    # should be conserved, by about the rounding error of the largest tracker. More steps do not repair that.
     assert np.all(slopes[-1] < 1e-12 * slopes[0])
     error = np.abs(found.value - truth).max()
     assert error < 100 * np.finfo(float).eps * np.max(slopes)
@@ -169,7 +171,7 @@ def test_mean_hessians_without_a_minimum_are_ill_posed(kind):
 
 
 def test_one_large_negative_curvature_among_small_ones_is_seen():
-    """Accelerated steps are done with it at once: few changes go along it."""
+    """Accelerated steps soon solve that direction, so few of the changes lie along it."""
     made = system("like", d=SIZE)
     basis, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(SIZE, SIZE)))
     mean = basis * np.array([-100.0, *np.ones(SIZE - 1)]) @ basis.T
@@ -180,9 +182,9 @@ def test_one_large_negative_curvature_among_small_ones_is_seen():
 
 
 def test_differences_between_clients_are_not_taken_for_curvature():
-    """Costs that cancel in the mean are 1e8 times as curved: hardly anything of the mean gradient is gone at the end.
+    """Costs that cancel in the mean have 1e8 times the curvature, so the mean gradient hardly decreases.
 
-    In float32 what clients disagree on looks like a curvature with which the little that is left would be enough.
+    In float32 the clients' disagreement looks like a curvature for which even the small decrease would be enough.
     """
     for seed in range(6):
         made = system("indefinite clients", seed, d=SIZE)
@@ -209,7 +211,9 @@ def test_the_status_says_why_it_ended(options, converged, reason):
 
 
 def test_six_vectors_are_held():
-    """Beside the params and the outer gradient, of which none is as long as the others here."""
+    """The six vectors do not include the params and the outer gradient, whose sizes differ from theirs in
+    this test.
+    """
     held = []
 
     def count(state, ctx):

@@ -1,4 +1,4 @@
-"""TreeCG knows its error, says where there is no answer, and is never wrong without a word."""
+"""TreeCG estimates its error, reports unsolvable problems, and never gives an unmarked wrong result."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +52,7 @@ def test_hessians_without_an_inverse_are_called_so(kind):
 @pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_an_outer_gradient_that_misses_a_weak_direction_does_not_hide_it():
-    """Without a second right-hand side, conjugate gradients would not see the eigenvalue 1e-9."""
+    """Without a second right-hand side, conjugate gradients would miss the eigenvalue 1e-9."""
     problem = system("like", d=8)
     values, vectors = np.linalg.eigh(problem.hessians.mean(0))
     weak = vectors[:, 0]
@@ -66,13 +66,14 @@ def test_an_outer_gradient_that_misses_a_weak_direction_does_not_hide_it():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("least", [0.0, -0.3])
 def test_an_outer_gradient_of_one_eigenvector_hides_no_other(least):
-    """Conjugate gradients have solved that before they see any other direction: the probe has to be awaited."""
+    """Conjugate gradients would solve this before they see any other direction, so they must wait for the probe."""
     problem = system("like", d=12)
     values, vectors = np.linalg.eigh(problem.hessians.mean(0))
     lowered = problem.hessians - (values[0] - least) * np.outer(vectors[:, 0], vectors[:, 0])
     hidden = problem._replace(hessians=lowered, sources=problem.sources - problem.sources.mean(0) + vectors[:, 5])
     statuses = [estimate(hidden, key=key).status for key in range(40)]
-    assert sum(status.converged is not False for status in statuses) <= 1  # the probe misses one of about 1,000
+    # the probe misses an eigenvalue about once in 1,000 runs
+    assert sum(status.converged is not False for status in statuses) <= 1
 
 
 @pytest.mark.usefixtures("float64")
@@ -87,14 +88,16 @@ def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step
         method = hp.PDBO(inner, hp.TreeCG(), outer, steps=6, **options)
         return hp.solve(problem.task, method, NETWORK, key=0).costs.hessian_products
 
-    # The first and the last step wait for the probe; the others need next to nothing.
+    # The first and the last step wait for the probe; all others take few products.
     assert products() < 0.5 * products(remember=False)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.long
 def test_the_last_outer_step_sees_a_direction_that_lost_its_curvature():
-    """Its curvature is the hyper itself, which falls from 1 to below 0. The outer cost has no part there."""
+    """The curvature in the first direction is the hyper, which falls from 1 to below 0; the outer cost ignores that
+    direction.
+    """
 
     def inner(x, hyper, batch):
         return 0.5 * hyper * x[0] ** 2 + 0.5 * jnp.sum(jnp.linspace(0.5, 2, 11) * x[1:] ** 2) - x[3]
@@ -111,7 +114,7 @@ def test_the_last_outer_step_sees_a_direction_that_lost_its_curvature():
 
 @pytest.mark.parametrize("scale", [1e-25, 1e20])
 def test_outer_gradients_of_any_size_are_solved(scale):
-    """Their squares are 0 or infinite in float32."""
+    """The squares of these outer gradients are 0 or infinite in float32."""
     problem = system("like")
     scaled = problem._replace(sources=scale * problem.sources, direct=scale * problem.direct)
     found = estimate(scaled)
@@ -143,7 +146,7 @@ def test_noise_is_refused():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("least", [1e-2, 1e-6, 1e-12])
 def test_the_smallest_ritz_value_is_that_of_the_tridiagonal_matrix(least):
-    """Conjugate gradients in NumPy, and T's eigenvalues from its factors in extended precision."""
+    """Compare with conjugate gradients in NumPy, whose tridiagonal T gives its eigenvalues in extended precision."""
     random, d = np.random.default_rng(0), 8
     basis, _ = np.linalg.qr(random.normal(size=(d, d)))
     matrix, found = (basis * np.geomspace(least, 1, d)) @ basis.T, Tridiagonal.start(20, jnp.zeros(()).dtype)
@@ -175,18 +178,18 @@ def test_ritz_values_without_more_room_stay_those_of_the_known_steps():
 
 @pytest.mark.long
 def test_many_outer_steps_do_not_wear_out_what_is_known_of_the_hessian():
-    """The smallest eigenvalue is carried along with some caution, which must not pile up."""
+    """The smallest eigenvalue is passed on with a safety margin, and these margins must not accumulate."""
     problem = system("like")
     inner, outer = hp.SGP(steps=1, step_size=1e-9), hp.optimizer("sgd", learning_rate=1e-9)
     found = hp.solve(problem.task, hp.PDBO(inner, hp.TreeCG(), outer, steps=80), NETWORK, key=0)
-    assert found.status.reason in ("tolerance", "unsolved")  # the inner solver hardly moves
+    assert found.status.reason in ("tolerance", "unsolved")  # the inner solver moves params by almost nothing
     estimates = hp.solve(problem.task, hp.PDBO(inner, hp.TreeCG(), outer, steps=2), NETWORK, key=0).costs
     assert found.costs.hessian_products < 40 * estimates.hessian_products
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e12])
 def test_neither_tiny_nor_huge_couplings_hide_an_error(scale):
-    """The norm of B_i does not underflow, so the error is not taken for zero."""
+    """The norm of B_i does not underflow, so a nonzero error is not reported as zero."""
     problem = system("ill-conditioned")
     scaled = problem._replace(couplings=scale * problem.couplings, direct=scale * problem.direct)
     found = estimate(scaled)
@@ -199,7 +202,7 @@ def test_neither_tiny_nor_huge_couplings_hide_an_error(scale):
     "engine", [hp.Simulate(), pytest.param(hp.Shard(devices=2), marks=pytest.mark.long), hp.Threads()], ids=type
 )
 def test_the_probe_follows_from_the_key_and_is_the_same_at_every_client_of_every_engine(engine):
-    """Its residual at the first look, before anything else has touched it."""
+    """Compare the probe's first residual, before any other operation has changed it."""
 
     def probe(key, engine):
         def first(state, ctx):

@@ -1,4 +1,4 @@
-"""Effects of whole parties on the others, by site, against least squares and logistic regression in NumPy."""
+"""Effects of whole parties on the others, by party, compared with least squares and logistic regression in NumPy."""
 
 from typing import Literal
 
@@ -34,7 +34,7 @@ TRAIN, VALIDATION = draw((5, 8, 6, 9), 0), draw((4, 4, 4, 4), 1)
 
 
 class Exact:
-    """Ridge regression of weighted parties."""
+    """Ridge regression on weighted parties, solved exactly."""
 
     def __init__(self, clients, records=None):
         hessian, right = np.zeros((SIZE, SIZE)), np.zeros(SIZE)
@@ -63,7 +63,7 @@ WAYS: tuple[Literal["first order", "newton", "retrain"], ...] = ("first order", 
 
 @pytest.mark.parametrize("how", WAYS[1:])
 def test_effects_on_the_others_are_those_of_retraining(how, solved):
-    """A Newton step is exact for least squares."""
+    """For least squares a Newton step is exact, so it must equal retraining."""
     found = influence.scores(solved, hp.Automatic(), NETWORK, key=0, parties=how)
     assert found.parties is not None
     np.testing.assert_allclose(found.by_site, BY_SITE, rtol=1e-4, atol=1e-6)
@@ -95,7 +95,7 @@ def test_effects_to_first_order_are_derivatives_by_weights(solved):
 
 
 def test_a_sign_is_printed_in_words(solved):
-    found = influence.scores(solved, hp.hypergradients.Dense(), NETWORK, key=0)  # a Newton step unasked
+    found = influence.scores(solved, hp.hypergradients.Dense(), NETWORK, key=0)  # the default takes a Newton step
     strongest = int(np.argmax(np.abs(OTHERS)))
     said = ("rises", "helps") if OTHERS[strongest] > 0 else ("falls", "hurts")
     name = NAMES[strongest]
@@ -129,7 +129,7 @@ def test_groups_are_found_in_parts(at_once, solved):
 
 
 def test_params_that_are_no_optimum_are_told(solved):
-    """The result says in `warnings` what its printed status says."""
+    """The result contains the same sentences in `warnings` as in its printed status."""
     off = solved.at(params=solved.params * (1 + 0.2 * np.arange(CLIENTS)[:, None]))
     found = influence.scores(off, hp.Automatic(), NETWORK, key=0)
     said, optimum = found.warnings
@@ -145,11 +145,11 @@ def test_params_that_are_no_optimum_are_told(solved):
 
 @pytest.mark.long
 def test_a_newton_step_is_close_for_logistic_regression():
-    """Effects of four unlike parties, each a quarter of the weight, against retraining."""
+    """Compare the effects of four different parties, each with a quarter of the weight, with retraining."""
     random = np.random.default_rng(3)
     inputs = random.normal(size=(CLIENTS, 40, SIZE))
     labels = (inputs @ random.normal(size=SIZE) + random.normal(size=(CLIENTS, 40)) > 0).astype(float)
-    labels[1, ::3] = 1 - labels[1, ::3]  # this party has every third label wrong
+    labels[1, ::3] = 1 - labels[1, ::3]  # every third label of this party is wrong
 
     def loss(params, hyper, examples):
         return jax.nn.softplus((1 - 2 * examples[1]) * (examples[0] @ params))

@@ -1,4 +1,4 @@
-"""Influence on least squares, where NumPy knows it, and retraining against NumPy's own."""
+"""Influence on least squares compared with closed forms, and retraining compared with NumPy's."""
 
 import equinox as eqx
 import jax
@@ -30,7 +30,7 @@ def losses(params, hyper, examples):
 
 
 def task_of(losses, params, train, validation=None, **more):
-    """A task without hypers that matter: they are in no cost."""
+    """Return a task whose hypers occur in no cost."""
     validation = train if validation is None else validation
     given = {"params": params, "hypers": 0.0, "train": train, "validation": validation}
     return hp.Task(inner=losses, outer=losses, **given, **more)
@@ -52,7 +52,7 @@ def setting(wide):
 
 
 class Exact:
-    """Weighted least squares by NumPy."""
+    """Weighted least squares in NumPy."""
 
     def __init__(self, weights=None, clients=(1, 1, 1)):
         weights = [np.ones(m) for m in COUNTS] if weights is None else weights
@@ -133,7 +133,7 @@ def test_curvature_is_that_of_the_mean_hessian(found):
 
 
 def test_curvature_does_not_wait_for_seldom_links():
-    """On sparse random links the same numbers take push-sum; a tree would take more than 3,000 rounds."""
+    """On sparse random links, push-sum gives the same curvature; a tree would take more than 3,000 rounds."""
     task, seldom = hp.tasks.quadratic(200, seed=0), hp.networks.KOut(200, k=3)
     by_tree = influence.curvature(task, hp.networks.FullyConnected(200), key=KEY)
     found, costs = measure_curvature(task, seldom, KEY, steps=50)
@@ -156,7 +156,7 @@ def test_groups_and_clients_that_leave_are_retraining_itself(setting, solution):
 
 
 class Personal:
-    """Ridge whose every part is personal: weights of examples, a shift of targets, an L2 rate; NumPy's own solution."""
+    """Ridge regression with personal example weights, target shifts and L2 rates, and its solution in NumPy."""
 
     def __init__(self, seed=3):
         generator = np.random.default_rng(seed)
@@ -203,7 +203,7 @@ class Personal:
 
 
 def differences(f, client, number, eps=1e-4):
-    """−df/dw of one example's weight, by central differences."""
+    """Return −df/dw for the weight of one example, by central differences."""
     values = []
     for sign in (1, -1):
         kept = removed([])
@@ -261,7 +261,7 @@ def test_scores_of_single_validation_examples_are_the_closed_form(personal):
     for one, other in zip(found.examples, together.examples, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-10)
     np.testing.assert_allclose(found.totals, together.totals, rtol=1e-7)
-    # One estimate for seven right-hand sides: the vectors are longer, the rounds are hardly more.
+    # One estimate solves seven right-hand sides: its vectors are longer, but it takes hardly more rounds.
     assert found.costs.rounds <= 2 * together.costs.rounds
 
 
@@ -312,7 +312,7 @@ def test_damping_adds_to_the_hessian(setting, solution):
     q = np.linalg.solve(exact.hessian + 3 * 0.7 * np.eye(SIZE), exact.steepest())
     np.testing.assert_allclose(found.examples[1], exact.gradients(1) @ q, rtol=1e-9)
     assert found.curvature is None
-    assert found.status.converged  # damping does not move the optimum
+    assert found.status.converged  # damping does not change the optimum
 
 
 @pytest.mark.long
@@ -332,7 +332,7 @@ def test_indefinite_hessians_are_told():
     damped = influence.scores(
         made, hp.hypergradients.Dense(), NETWORK, key=KEY, damping=0.3, curvature_steps=5, parties=None
     )
-    # The params are no stationary point, with damping or without; only the curvature is not told any more.
+    # With and without damping the params are not stationary; only the warning of indefinite curvature disappears.
     assert damped.status.reason == "unsolved"
     assert not any("indefinite" in sentence for sentence in damped.warnings)
 
@@ -400,7 +400,8 @@ def test_retrainings_share_links_and_mini_batches_with_the_run(setting):
 
 def test_agreement_by_hand():
     found = influence.agreement(np.array([-1.0, 2.0, 1.0, -3.0]), np.array([-2.0, 2.0, -1.0, -3.0]))
-    # Residuals 1, 0, 4, 0; squares about the mean −1: 1, 9, 0, 4. Two of three negative ones are foreseen.
+    # Residuals are 1, 0, 4, 0, and squared deviations from the mean −1 are 1, 9, 0, 4. Two of three negative values
+    # are predicted.
     assert found["r2"] == pytest.approx(1 - 5 / 14)
     assert found["f1"] == pytest.approx(2 * 1 * (2 / 3) / (1 + 2 / 3))
     assert found["kendall"] == pytest.approx(1.0)
@@ -429,7 +430,7 @@ def scalar_outer():
             ),
             "task.inner",
         ),
-        (lambda s: influence.without(s, [(0, 5)]), "places"),  # client 0 owns five, and padding
+        (lambda s: influence.without(s, [(0, 5)]), "places"),  # client 0 has five, and padding
         (lambda s: influence.without(s, [(3, 0)]), "client"),
         (lambda s: influence.without(s, clients=[-1]), "client"),
         (lambda s: influence.scores(s, hp.TrackedHGP(), NETWORK, key=KEY, damping=-0.1), "damping"),
@@ -442,10 +443,11 @@ def scalar_outer():
         (lambda s: influence.retrain(s, SOLVER, NETWORK, [], key=KEY), "weights"),
         (lambda s: influence.retrain(s, SOLVER, NETWORK, [influence.without(s)], key=KEY, at_once=0), "at_once"),
         (lambda s: score(s, curvature_steps=-1), "curvature_steps"),
-        (lambda s: score(s, validation=[(0, 4)]), "validation"),  # four each
+        (lambda s: score(s, validation=[(0, 4)]), "validation"),  # four examples each
         (lambda s: score(s, validation=[(0, "a")]), "validation"),
         (lambda s: score(s, validation=[]), "validation"),
-        (lambda s: score(s, validation=(0, 1)), "validation"),  # of client 0, or of both?
+        # ambiguous: example 1 of client 0, or examples of both clients
+        (lambda s: score(s, validation=(0, 1)), "validation"),
         (lambda s: score(s, validation=["0", 1]), "validation"),
         (lambda s: score(s, validation=[(0, 1), ("0", 1)]), "validation"),
         (lambda s: score(s, validation=3), "validation"),
@@ -478,7 +480,7 @@ def test_a_second_call_compiles_nothing(method, setting, solution):
         compiled.extend([event] * event.endswith("backend_compile_duration"))
 
     def run(task, damping, key):
-        network = hp.networks.RandomDirected(3, probability=(0.2, 0.3))  # how fast it mixes depends on the key
+        network = hp.networks.RandomDirected(3, probability=(0.2, 0.3))  # the speed of mixing depends on the key
         return influence.scores(task, method, network, key=key, damping=damping, parties=None)
 
     other = task_of(losses, jnp.zeros(SIZE), drawn(COUNTS, 7), VALIDATION).replace(penalty=setting.penalty)
@@ -500,6 +502,7 @@ def test_a_look_costs_no_more_than_the_default_estimate_needs(solution):
         return influence.scores(solution, hp.Automatic(), network, key=0, parties=None, **options).costs.rounds
 
     network = hp.networks.FullyConnected(3)
-    assert rounds(network) == rounds(network, curvature_steps=0)  # conjugate gradients see the curvature themselves
-    # A tree sums and sends back in two rounds, and SIZE products span all directions.
+    # conjugate gradients measure the curvature themselves
+    assert rounds(network) == rounds(network, curvature_steps=0)
+    # A tree takes two rounds to sum and to return the sum, and SIZE products span all directions.
     assert rounds(network, curvature_steps=50) == rounds(network) + 2 * SIZE

@@ -1,4 +1,4 @@
-"""Where wrong labels are looked for, and how many are found there."""
+"""Where the search for wrong labels looks, and how many of them it finds."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every inner solver against the same iteration written with NumPy, and against known solutions."""
+"""Every inner solver compared with the same iteration in NumPy, and with known solutions."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +20,13 @@ KEY = jax.random.key(2)
 
 
 def train(solver, network, made):
-    """What the verb returns, and what clients saw of their links."""
+    """Return the params after training, and what clients observed of their links."""
     found: Any = hp.train(made, solver, network, key=KEY)
     return SimpleNamespace(params=found.params, links=found.task.point.links)
 
 
 def gradients(x, made):
-    """∇f_i of the quadratics: A_i x_i − b_i + C_iᵀ λ_i."""
+    """Return the gradients of the quadratics: ∇f_i = A_i x_i − b_i + C_iᵀ λ_i."""
     first, hypers = jax.tree.map(np.asarray, (made.train, made.hypers))
     return (
         np.einsum("nij,nj->ni", first["hessian"], x)
@@ -105,7 +105,7 @@ def test_what_clients_observe_is_what_the_network_did(solver):
 
 
 def mean_task(owned):
-    """f(x) = mean ½(x − example)²: an epoch of SGD on it is easy to follow by hand."""
+    """Return a task with f(x) = mean ½(x − example)², for which an epoch of SGD has a simple closed form."""
 
     def losses(params, hyper, batch):
         return 0.5 * (params - batch) ** 2
@@ -114,7 +114,7 @@ def mean_task(owned):
 
 
 def test_fedavg_along_a_tree_solves_the_inner_problem_on_directed_links():
-    """Gradient descent on the mean cost: it ends where the mean gradient is zero, which SGP at this rate does not."""
+    """FedAvg is gradient descent on the mean cost, so it ends at its solution; SGP at this step size does not."""
     made, ring = quadratic(5, 0), hp.networks.DirectedRing(5)
     first, hypers = jax.tree.map(np.asarray, (made.train, made.hypers))
     linear = first["linear"] - np.einsum("nhd,nh->nd", first["coupling"], hypers)
@@ -122,7 +122,8 @@ def test_fedavg_along_a_tree_solves_the_inner_problem_on_directed_links():
     found = hp.train(made, hp.FedAvg(200, 0.3, averaging="tree"), ring, key=KEY)
     np.testing.assert_allclose(found.params, np.broadcast_to(solution, found.params.shape), atol=1e-9)
     assert np.abs(np.asarray(train(hp.SGP(1000, 0.3), ring, made).params) - solution).max() > 1e-3
-    # In a ring every client but the last sends a sum on, and every client but one the mean: params and the weight.
+    # In a ring, every client except the last one sends a partial sum, and every client except one the mean. Messages
+    # hold the params and the weight.
     assert found.costs.rounds == 200 * 8
     assert found.costs.floats <= 200 * 2 * (4 + 1)
 
@@ -131,12 +132,12 @@ def test_fedavg_along_a_tree_solves_the_inner_problem_on_directed_links():
 def test_fedavg_weighs_clients_by_their_data(averaging):
     task = mean_task([np.arange(3.0), np.arange(10.0, 11.0)])
     found = train(hp.FedAvg(1, 1.0, averaging=averaging), hp.networks.FullyConnected(2), task).params
-    # A full step lands on each client's mean, 1 and 10; they weigh 3 and 1.
+    # A full step moves to each client's mean, 1 or 10; the clients have weights 3 and 1.
     np.testing.assert_allclose(found, [3.25, 3.25])
 
 
 def test_a_ragged_epoch_visits_every_example_once():
-    """With batches of one and rates 1/(k+1) the iterate is the mean of the examples seen so far."""
+    """With batches of one example and rates 1/(k+1), the iterate is the mean of the examples used so far."""
     owned = [np.array([5.0, 1.0, 3.0]), np.array([2.0, 4.0, 6.0, 8.0, 10.0]), np.array([7.0])]
     solver = hp.FedAvg(1, lambda step: 1 / (step + 1), batch_size=1, weighted=False)
     found = train(solver, hp.networks.FullyConnected(3), mean_task(owned)).params
@@ -155,7 +156,7 @@ def test_mini_batch_gradients_are_unbiased_on_ragged_data():
     spread = draws.std(0)
     assert np.all(spread > 0.1)
     assert np.all(np.abs(draws.mean(0) - np.array([1.0, 23.0])) < 4.5 * spread / np.sqrt(4000))
-    # Two of seven without replacement: the mean of two has variance σ²/2 · (7 − 2)/(7 − 1).
+    # Two of seven examples are drawn without replacement: their mean has variance σ²/2 · (7 − 2)/(7 − 1).
     np.testing.assert_allclose(spread[1] ** 2, 4 / 2 * 5 / 6, rtol=0.1)
 
 

@@ -1,4 +1,4 @@
-"""TrackedSGP solves the inner problem without a tree, and says where it falls short."""
+"""TrackedSGP solves the inner problem without a tree, and reports when it does not."""
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ def test_it_says_where_it_falls_short():
     ids=lambda value: getattr(value, "name", None),
 )
 def test_rounds_on_fixed_links_average(network, most):
-    """Against the product of the network's own weights: ratios to the mass are the mean, from any numbers."""
+    """Products with the network's own weights: values divided by the mass approach the mean, for arbitrary values."""
     weights = np.asarray(hp.networks.matrix(network, jax.random.key(0), 0))
     values = np.random.default_rng(0).normal(size=(network.clients, 3))
     held = before = np.concatenate([values, np.ones((network.clients, 1))], axis=1)
@@ -130,7 +130,7 @@ def test_automatic_inner_takes_what_the_situation_allows(options, engine, name, 
     chosen = method.choice(engine, task)
     assert chosen.startswith(f"{name}: ")
     assert why in chosen
-    # The estimator's rule is the same one.
+    # The estimator follows the same rule.
     estimator = hp.Automatic(**{key: value for key, value in options.items() if key != "step_size"})
     assert estimator.choice(engine, task).partition(": ")[2] == chosen.partition(": ")[2]
 
@@ -153,7 +153,7 @@ def ridge(rows, targets, rate):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.long
 def test_nested_algorithms_need_no_setting():
-    """With an L2 rate per client of one regression, the hypers after three steps equal the closed form's."""
+    """One regression has an L2 rate per client; after three steps the hypers equal the closed form's."""
     rows, labels, _ = data(3.0)
     rates = np.zeros((CLIENTS, 1))
     pair = jnp.asarray(rows), jnp.asarray(labels)

@@ -1,4 +1,4 @@
-"""TreeNewton solves the inner problem, ends everywhere with the same params, and says where it could not."""
+"""TreeNewton solves the inner problem, ends with identical params on all clients, and reports failures."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -62,7 +62,7 @@ def test_clients_that_start_apart_meet(method):
 
 
 def double_well(x, hyper, rows):
-    """A saddle at zero between minima at ±1 along the first direction."""
+    """Return a cost with a saddle at zero, between minima at ±1 along the first direction."""
     return jnp.sum((x[0] ** 2 - 1) ** 2 / 4 + jnp.sum(x[1:] ** 2)) + 0 * rows
 
 
@@ -87,7 +87,7 @@ def test_a_direction_without_curvature_is_ill_posed(method):
 
 @pytest.mark.usefixtures("float64")
 def test_a_direction_that_no_gradient_has_is_not_overlooked():
-    """The steps never see the eigenvalue 1e-9: only the probe does."""
+    """No gradient has a part along the eigenvalue 1e-9, so only the probe detects it."""
     rows, labels, _ = data(2.0)
     draw = np.random.default_rng(5)
     weak = np.linalg.qr(draw.normal(size=(8, 8)))[0][:, 0]

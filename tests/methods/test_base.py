@@ -1,4 +1,4 @@
-"""What every registered method does by being one: examples, comparison, checked options, traced numbers."""
+"""Properties of every registered method: examples, comparison, checked options and traced numbers."""
 
 import dataclasses
 from typing import Any, cast
@@ -18,7 +18,7 @@ from hyperpush.methods.registry import registered
 
 KINDS = ("inner", "hypergradients", "algorithms", "baselines", "big_fed")
 CLASSES: dict[str, Any] = {name: each for kind in KINDS for name, each in registered(kind).items()}
-# Its model is a Python object, which no example can hold.
+# FedEM is left out: its model is a Python object, which examples in the registry cannot contain.
 METHODS: dict[str, Method] = {name: each.example() for name, each in CLASSES.items() if name != "FedEM"}
 everyone = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
@@ -101,7 +101,7 @@ def test_whole_numbers_become_floats_and_traced_ones_stay():
     assert hp.HGP(3, 1, held).step_size is held
     shape = jax.eval_shape(lambda step: hp.HGP(3, 1, step), 0.5)
     assert shape.step_size.shape == ()
-    assert check_positive("x", jnp.asarray(-1.0)) == -1  # what JAX holds was checked before
+    assert check_positive("x", jnp.asarray(-1.0)) == -1  # JAX arrays were checked before they were traced
 
 
 def test_checks_of_what_may_be_missing():

@@ -1,4 +1,4 @@
-"""Every registered class equals its copies and its pickle, and functions that mention `hp` reach other processes."""
+"""Every registered class equals its copies and pickles, and functions that use `hp` can be sent to other processes."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Schedules against Optax's, optimizers by name, and both with traced numbers."""
+"""Schedules compared with Optax's, optimizers by name, and both with traced numbers."""
 
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ def test_schedules_are_those_of_optax(name):
     ours, theirs = PAIRS[name]
     expected = np.array([theirs(step) for step in STEPS])
     np.testing.assert_allclose(np.array([ours(step) for step in STEPS]), expected, rtol=1e-5, atol=1e-8)
-    # And with everything traced.
+    # The values stay the same if everything is traced.
     found = jax.jit(lambda schedule, steps: jax.vmap(schedule)(steps))(ours, jnp.asarray(STEPS))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
 
@@ -106,7 +106,7 @@ def test_entries_move_by_their_own_optimizers():
     gradient = {"a": jnp.array([1.0, -3.0]), "b": {"c": jnp.array(-0.5)}}
     moved: Any = jax.jit(lambda made: made.build().update(gradient, made.build().init(params), params)[0])(BY_NAME)
     np.testing.assert_allclose(moved["a"], [-2.0, 6.0])
-    np.testing.assert_allclose(moved["b"]["c"], 0.1, rtol=1e-5)  # Adam's first step: the sign
+    np.testing.assert_allclose(moved["b"]["c"], 0.1, rtol=1e-5)  # Adam's first step has the sign of the gradient
     written = {"name": "PDBO", "steps": 1, "inner": {"name": "SGP", "steps": 1, "step_size": 0.1}}
     written |= {"hypergradient": {"name": "HGP", "steps": 1, "pushes": 1, "step_size": 0.1}, "outer": table(BY_NAME)}
     assert registry.build("algorithms", written, "method").outer == BY_NAME

@@ -1,4 +1,4 @@
-"""Methods and networks by name, from tables and back."""
+"""Methods and networks by name, read from tables and written back."""
 
 import inspect
 import sys
@@ -40,7 +40,7 @@ def test_what_a_table_cannot_hold_is_refused():
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in registry.KINDS if kind != "methods"]
-)  # which are all found elsewhere
+)  # the kind "methods" contains classes of the other kinds
 def test_every_public_class_is_found_by_its_name(kind):
     known = registered(kind)
     assert known

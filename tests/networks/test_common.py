@@ -1,4 +1,4 @@
-"""What every registered network has to do. A new one is tested by being there."""
+"""Properties of every registered network. A new one is tested as soon as it is registered."""
 
 import inspect
 from functools import cache
@@ -17,7 +17,7 @@ from hyperpush import networks
 from hyperpush.methods.registry import build, registered, table
 
 FAMILIES = registered("networks")
-CLIENTS = 6  # for which `example` is
+CLIENTS = 6  # the number of clients in each family's `example`
 
 
 def recorded(seed: int, both_ways: bool) -> np.ndarray:
@@ -26,7 +26,7 @@ def recorded(seed: int, both_ways: bool) -> np.ndarray:
     return steps | steps.transpose(0, 2, 1) if both_ways else steps
 
 
-# Each family as it comes, and layouts that options or sizes lead to.
+# Each family with its example options, and further layouts that options or sizes lead to.
 NETWORKS = {name: lambda family=family: family(CLIENTS, **family.example) for name, family in FAMILIES.items()} | {
     "fully-connected, one client": lambda: networks.FullyConnected(1),
     "static-undirected, fastest": lambda: networks.StaticUndirected(9, 0.5, seed=1, mixing="fastest-mixing"),
@@ -47,7 +47,7 @@ NETWORKS = {name: lambda family=family: family(CLIENTS, **family.example) for na
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 every_network = pytest.mark.parametrize("name", NETWORKS)
-# Long runs on all families, and on one layout of each kind.
+# Long tests use all families and one layout of each kind.
 LAYOUTS = {"fully-connected, one client", "ring, sparse", "graph, directed", "trace, both ways"}
 some_networks = pytest.mark.parametrize("name", some({name: name for name in NETWORKS}, LAYOUTS | FAMILIES.keys()))
 some_steps = given(draw=st.integers(0, 2**31 - 1), step=st.integers(0, 2**31 - 1))
@@ -56,7 +56,9 @@ often = settings(max_examples=10, deadline=None, derandomize=True)
 
 @cache
 def compiled(name: str):
-    """A network and its links with all weights, of everyone and of a block; compiled once for all tests."""
+    """Return a network and its links with all weights, for all clients and for a block; compiled once for all
+    tests.
+    """
     network = NETWORKS[name]()
     kinds = ["push", "ones"] if network.directed else ["push", "gossip", "ones"]
 
@@ -68,12 +70,12 @@ def compiled(name: str):
             for weights in kinds
         }
 
-    # NumPy arrays, because jax.numpy would compile the indexing in the tests for every new shape.
+    # Use NumPy arrays, because jax.numpy would compile the indexing of the tests for every new shape.
     return network, lambda *at, of=network: jax.device_get(links(of, *at))
 
 
 def sent(links: networks.Links, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many live slots lead from j to i, and with which weight in all, at [i, j]."""
+    """Return at [i, j] the number of live slots from j to i, and their total weight."""
     senders, slots = np.nonzero(links.alive)
     targets = np.arange(n)[slots] if links.targets is None else np.asarray(links.targets)[senders, slots]
     count, weight = np.zeros((n, n), int), np.zeros((n, n))
@@ -107,7 +109,7 @@ def test_weights_are_stochastic_as_they_claim(name, draw, step):
         if weights == "ones":
             np.testing.assert_array_equal(matrix, up + itself)
         elif weights == "push":
-            # Shares are rounded down, the sender keeps the rest: nothing is made or lost.
+            # Shares are rounded down and the sender keeps the remainder, so mass is conserved.
             np.testing.assert_allclose(matrix, (up + itself) / (1 + up.sum(axis=0)), rtol=1e-6, atol=n * 2.0**-24)
             np.testing.assert_array_equal(matrix.sum(axis=0), 1)
         else:
@@ -121,7 +123,7 @@ def test_weights_are_stochastic_as_they_claim(name, draw, step):
 @often
 @some_steps
 def test_links_are_a_function_of_key_step_and_sender_alone(name, draw, step):
-    """A block has the numbers of the whole, padding sends nothing, and another object of the same options agrees."""
+    """A block has the values of the whole network, padding sends nothing, and an equal network gives equal links."""
     network, links_at = compiled(name)
     n = network.clients
     inside = [draw % n, 0]
@@ -181,7 +183,9 @@ def test_means_equal_what_happens(name, by):
 
 @some_networks
 def test_floods_end_when_promised(name):
-    """Exactly then without chance; under chance in all of 100 floods."""
+    """On deterministic networks a flood ends exactly in the promised round, on random ones all of 100 floods end by
+    then.
+    """
     network = NETWORKS[name]()
     n, promised = network.clients, network.flood_rounds()
     assert promised == network.flood_rounds()
@@ -219,7 +223,7 @@ def test_options_out_of_range_are_named(name):
     options = {"clients": CLIENTS, **family.example}
     for parameter in inspect.signature(family).parameters.values():
         if isinstance(parameter.default, bool):
-            continue  # has no range
+            continue  # booleans have no range
         listed = isinstance(family.example.get(parameter.name), list)
         wrong = [] if listed else "nonsense" if isinstance(parameter.default, str) else -1
         with pytest.raises(hp.InvalidInput) as refused:
@@ -238,7 +242,9 @@ def test_by_name_gives_the_family_and_a_default_seed(name):
 
 @every_family
 def test_every_method_of_reaching_agrees(name):
-    """What can be up joins all clients, and networkx finds the same: no flood is shorter than the longest path."""
+    """The possible links connect all clients, as networkx confirms, and no flood is shorter than the longest shortest
+    path.
+    """
     network = NETWORKS[name]()
     graph = nx.from_scipy_sparse_array(network.possible(), create_using=nx.DiGraph)
     assert nx.is_strongly_connected(graph)

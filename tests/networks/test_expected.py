@@ -13,7 +13,7 @@ from hyperpush.networks.trees import WaitingTree, reliable_post
 
 
 class Planned(hp.networks.KOut):
-    """The same links, planned link by link."""
+    """The same links, with the expected times computed link by link."""
 
     def uniform(self) -> float | None:
         return None
@@ -33,7 +33,9 @@ def test_expected_rounds_are_those_of_averages_on_random_links():
 
 
 def test_expected_rounds_count_lost_and_late_messages():
-    """The mean of averages with faults, on random links and on a schedule, whose lost messages are sent again."""
+    """Compare with the mean of simulated averages with faults, on random links and on a schedule that repeats lost
+    messages.
+    """
     faults, key = Faults(loss=0.05, delay=2), jax.random.key(0)
     for network in (hp.networks.KOut(30, k=3), hp.networks.Ring(12)):
         tree, post = WaitingTree(network), lossy.post(network, key, faults, key)
@@ -47,7 +49,7 @@ def test_a_tree_is_left_where_it_would_wait_for_seldom_links():
     assert not tree_pays(hp.networks.KOut(300, k=3), 6)
     assert not tree_pays(hp.networks.KOut(10_000, k=3), 10**6)
     assert tree_pays(hp.networks.RandomDirected(100), 6)
-    assert tree_pays(hp.networks.Ring(1000), 6)  # a schedule: nobody waits longer than planned
+    assert tree_pays(hp.networks.Ring(1000), 6)  # links follow a schedule, so no client waits longer than planned
 
 
 def test_on_lossy_links_the_same_rule_decides():

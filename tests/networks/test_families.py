@@ -1,4 +1,4 @@
-"""Each family has the links it promises, and refuses what it cannot build."""
+"""Each family has its documented links, and refuses sizes and options that it cannot build."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def matrix(network, step, weights):
 
 
 def sends(network, step: int = 0) -> np.ndarray:
-    """True at [j, i] where j sends to i."""
+    """Return a matrix that is True at [j, i] if j sends to i."""
     received = np.asarray(matrix(network, step, "ones")) > 0
     return received.T & ~np.eye(network.clients, dtype=bool)
 
@@ -85,7 +85,7 @@ def test_links_are_up_as_often_as_their_probability_says(family):
     assert probabilities[off].min() >= 0.1
     assert probabilities[off].max() <= 0.9
     assert probabilities[off].std() > 0.1
-    # Six standard deviations of a frequency.
+    # The tolerance is six standard deviations of a frequency.
     np.testing.assert_allclose(np.asarray(links).mean(axis=0), probabilities, atol=6 * 0.5 / np.sqrt(steps))
     both = np.mean(np.asarray(links) & np.asarray(links).transpose(0, 2, 1), axis=0)
     expected = probabilities * probabilities.T if network.directed else probabilities
@@ -121,7 +121,8 @@ def test_fixed_k_out_is_one_strongly_connected_draw():
 def test_from_graph_numbers_nodes_in_order():
     network = networks.FromGraph(nx.DiGraph([("c", "a"), ("a", "b"), ("b", "c"), ("c", "c")]))
     assert network.directed
-    np.testing.assert_array_equal(np.argwhere(sends(network)), [[0, 1], [1, 2], [2, 0]])  # c, a, b
+    # the clients in order are c, a, b
+    np.testing.assert_array_equal(np.argwhere(sends(network)), [[0, 1], [1, 2], [2, 0]])
     club = nx.karate_club_graph()
     np.testing.assert_array_equal(sends(networks.FromGraph(club)), of_graph(club))
     doubled = nx.MultiGraph([(0, 1), (0, 1), (1, 2)])

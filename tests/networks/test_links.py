@@ -1,4 +1,4 @@
-"""Links one by one: their bits, their precision, how they are laid out."""
+"""Properties of single links: their random bits, their precision and their layout."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def test_densify_moves_numbers_and_changes_none():
 
 @pytest.mark.long
 def test_random_words_are_uniform_and_unrelated():
-    """Neighbouring indices, steps and keys give words whose bits are fair coins, alone and in pairs."""
+    """For neighboring indices, steps and keys, the bits of the words are fair coins, alone and in pairs."""
     index = jnp.arange(4096, dtype=jnp.uint32)
     drawn = jax.vmap(
         lambda seed: jax.vmap(lambda step: words(jax.random.key(seed), step, index))(jnp.arange(32, dtype=jnp.int32))

@@ -1,4 +1,4 @@
-"""Expected weights against enumeration."""
+"""Expected weights compared with enumeration."""
 
 import itertools
 

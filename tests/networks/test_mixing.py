@@ -1,4 +1,4 @@
-"""What arrives: by matrix, by edges and by hand."""
+"""Received values computed by matrix, by edges and by hand."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def links_of(network, step, senders, weights="push"):
 
 @partial(jax.jit, static_argnames="weights")
 def others(network, step, weights: networks.Weights = "push"):
-    """The mixing matrix without its diagonal."""
+    """Return the mixing matrix without its diagonal."""
     mixed = networks.matrix(network, KEY, step, weights)
     return jnp.where(jnp.eye(network.clients, dtype=bool), 0, mixed)
 
@@ -62,7 +62,7 @@ def test_blocks_add_up_to_the_whole():
     np.testing.assert_allclose(whole, parts, rtol=1e-5)
 
 
-# At odd steps every other client of the trace has nothing to send: its slot is down.
+# At odd steps every other client of the trace sends nothing: its slot is down.
 SILENT = networks.Trace(40, [[(i, (i + 1) % 40) for i in range(40)], [(i, i + 1) for i in range(0, 40, 2)]])
 
 

@@ -1,4 +1,4 @@
-"""Disconnected networks are refused by name, and floods end when promised."""
+"""Disconnected networks are refused with a named client, and floods end in the promised round."""
 
 import itertools
 
@@ -32,14 +32,15 @@ def test_large_networks_get_a_bound():
     n = 3000
     rounds = networks.Ring(n).flood_rounds()
     assert n // 2 <= rounds <= n
-    # Odd steps go round the ring, even ones jump: no flood ends before the jumps alone could reach the farthest.
+    # Odd steps use the ring, even ones the jumps: no flood ends before the jumps alone could reach the farthest
+    # client.
     frames = [networks.Exponential(n).possible(), networks.DirectedRing(n).possible()]
     jumps = max(distance.bit_count() for distance in range(n))
     assert jumps <= periodic_flood(frames) <= 2 * 2 * (jumps + 1)
 
 
 def failure(probabilities: np.ndarray, rounds: int, source: int) -> float:
-    """The exact probability that a flood has not ended, by following the distribution over sets of those who know."""
+    """Return the exact probability that a flood has not ended, from the distribution over sets of reached clients."""
     n = len(probabilities)
     mass = {frozenset([source]): 1.0}
     for _ in range(rounds):
@@ -60,7 +61,7 @@ def test_random_floods_fail_hardly_ever(network):
     rounds = network.flood_rounds()
     worst = max(failure(network.probabilities(), rounds, source) for source in range(network.clients))
     assert worst < 1e-7
-    # Not absurdly generous: half of the rounds would not do.
+    # The promise is not too generous: half of the rounds would not suffice.
     assert max(failure(network.probabilities(), rounds // 2, source) for source in range(network.clients)) > 1e-7
 
 

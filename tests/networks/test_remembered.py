@@ -1,4 +1,4 @@
-"""Functions of a network run once for each network."""
+"""Cached functions of a network run once per network."""
 
 import gc
 
@@ -34,7 +34,7 @@ def test_a_network_is_examined_once_for_each_argument(counted):
 
 def test_results_end_with_their_network(counted):
     count, calls = counted
-    for clients in (4, 5, 6):  # a later network may get the address of an earlier one
+    for clients in (4, 5, 6):  # a new network may get the memory address of a deleted one
         network = hp.networks.RandomDirected(clients)
         assert count(network) == clients
         del network

@@ -1,4 +1,4 @@
-"""Running sums in a plain simulation of a bad network, and the two shortcuts that do not work."""
+"""Running sums in a plain simulation of a faulty network, and two simplifications that fail."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ CLIENTS, LOSS, DUPLICATE, DELAY = 20, 0.3, 0.1, 5
 
 @pytest.fixture
 def unchecked():
-    """Without checks of types on each of half a million calls; the other tests make them."""
+    """Disable type checks of half a million calls; other tests check the types."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
@@ -32,7 +32,7 @@ class Run:
 
 
 class PerSender:
-    """One total for all targets of a sender instead of one per edge: the share is added once per round."""
+    """Simplification: one total per sender instead of one per edge, to which the share is added once per round."""
 
     def __init__(self):
         self.outgoing = Outgoing(2)
@@ -49,7 +49,7 @@ class PerSender:
 
 
 class Uncounted:
-    """A receiver that believes every message, the overtaken ones too."""
+    """Simplification: a receiver that accepts every message, even if a newer one has arrived before."""
 
     def __init__(self):
         self.incoming = IncomingSums(2)
@@ -71,7 +71,7 @@ def simulate(rounds, outgoing=lambda: Outgoing(2), incoming=lambda: IncomingSums
     drift, smallest, stale = 0.0, np.inf, 0
     for step in range(rounds):
         degrees = random.integers(0, 4, CLIENTS)
-        # A client never draws itself: its own number comes last.
+        # A client never draws itself, because its own number is sorted last.
         targets = np.argsort(random.random((CLIENTS, CLIENTS)) + np.eye(CLIENTS), axis=1)[:, :3].tolist()
         lost = random.random((CLIENTS, 3, 2)) < LOSS
         lost[..., 1] |= random.random((CLIENTS, 3)) >= DUPLICATE
@@ -117,7 +117,7 @@ def test_one_total_per_sender_creates_mass():
 
 @pytest.mark.usefixtures("unchecked")
 def test_without_the_counter_weights_become_negative():
-    """The sum still telescopes: what breaks is that mass is taken back from a client that has passed it on."""
+    """The sum still telescopes, but mass is taken back from a client that has already passed it on."""
     assert simulate(300, incoming=Uncounted).smallest_weight < -0.01
     assert simulate(300).smallest_weight > 0
 

@@ -13,7 +13,7 @@ from hyperpush.networks.weights import doubly_stochastic
 
 
 def chain(network) -> np.ndarray:
-    """The gossip matrix in float64, as the network keeps it."""
+    """Return the gossip matrix of a network in float64."""
     table = network.table
     matrix = np.diag(table.own[0])
     for sender, slot in zip(*np.nonzero(table.alive[0]), strict=True):
@@ -27,13 +27,16 @@ def rate(matrix: np.ndarray) -> float:
 
 
 def ring_rate(n: int) -> float:
-    """Equal weights w are optimal by symmetry; w balances the second and the last eigenvalue."""
+    """Return the optimal rate on a ring: weights are equal by symmetry, and balance the second and the last
+    eigenvalue.
+    """
     second, last = np.cos(2 * np.pi / n), np.cos(2 * np.pi * (n // 2) / n)
     return 1 - 2 * (1 - second) / (2 - second - last)
 
 
-# A path of n clients: cos(π/n) with weights 1/2 (Boyd, Diaconis, Sun & Xiao 2006). A star: weights 1/(n−1).
-# Beyond 30 clients another solver is used. Networks are made in the tests: collecting them solves nothing.
+# The rate of a path of n clients is cos(π/n) with weights 1/2 (Boyd, Diaconis, Sun & Xiao 2006). A star has weights
+# 1/(n−1). Beyond 30 clients another solver is used. Networks are created in the tests, so that collecting the tests
+# solves nothing.
 @pytest.mark.parametrize(
     ("make", "of", "best"),
     [

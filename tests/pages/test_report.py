@@ -1,4 +1,6 @@
-"""Pages of results: one file that loads nothing, its numbers beside it, and nothing overwritten unasked."""
+"""Pages of results: one file without external resources, its numbers in a second file, and no overwriting by
+default.
+"""
 
 import json
 import re
@@ -17,7 +19,7 @@ PIXEL = bytes.fromhex("89504e470d0a1a0a0000000d494844520000000100000001080600000
 
 
 class Shown:
-    """An object of no class of results."""
+    """An object that has panels but is no result class."""
 
     def panels(self):
         return [
@@ -28,7 +30,7 @@ class Shown:
 
 
 class Reader(HTMLParser):
-    """Open tags, and everything that a page would load."""
+    """HTML parser that collects open tags and everything that a page would load."""
 
     def __init__(self):
         super().__init__()
@@ -92,12 +94,12 @@ def test_what_cannot_be_written_is_one_line(result, name, field, tmp_path):
 
 
 def test_nothing_is_half_written_and_what_would_fail_later_fails_first(tmp_path, monkeypatch):
-    (tmp_path / ".page.json.new").mkdir()  # so that the second file cannot be written
+    (tmp_path / ".page.json.new").mkdir()  # blocks the writing of the second file
     with pytest.raises(hp.InvalidInput, match="a file that can be written"):
         hp.report(Shown(), tmp_path / "page.html")
     assert [each.name for each in tmp_path.iterdir()] == [".page.json.new"]
     with pytest.raises(hp.InvalidInput, match="folder"):
-        check_path("/proc/page.html")  # not even the administrator writes there
+        check_path("/proc/page.html")  # a folder in which even an administrator cannot write
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(hp.InvalidInput, match=r"jinja2: got 'not installed'.*hyperpush\[pages\]"):
         check_path(tmp_path / "page.html")

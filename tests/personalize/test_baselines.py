@@ -1,4 +1,4 @@
-"""Baselines against what is known: equivalences, closed forms of quadratics, mixtures whose parts are known."""
+"""Baselines compared with known results: equivalences, closed forms of quadratics, and mixtures of known parts."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ CURVATURES, CENTRES = GENERATOR.uniform(0.5, 2, (N, D)), GENERATOR.normal(size=(
 
 
 def cost(params, hyper, batch):
-    """½(x − c)ᵀA(x − c), A diagonal; one example per client."""
+    """Return ½(x − c)ᵀA(x − c) with diagonal A; each client has one example."""
     return 0.5 * jnp.sum(batch["curvature"] * (params - batch["centre"]) ** 2, axis=1)
 
 
@@ -38,7 +38,7 @@ def on_quadratics(solver, task=TASK):
 
 
 def test_fedprox_is_near_fedavg():
-    """One round of T steps x ← x − γ(A(x − c) + μ(x − x0)), by NumPy; without penalty it is FedAvg's."""
+    """One round of T steps x ← x − γ(A(x − c) + μ(x − x0)), by NumPy; without penalty FedProx equals FedAvg."""
     mu, rate, epochs = 0.7, 0.2, 5
     x = np.zeros((N, D))
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_fedprox_is_near_fedavg():
     fedavg = on_quadratics(hp.FedAvg(2, rate, epochs))
     np.testing.assert_array_equal(on_quadratics(FedProx(2, rate, epochs, penalty=0)), fedavg)
     assert np.abs(fedavg - x).max() > 0.01
-    # FedAvg+ goes on alone from there.
+    # FedAvg+ continues with local steps from FedAvg's params.
     np.testing.assert_allclose(
         on_quadratics(FedAvgPlus(hp.FedAvg(2, rate, epochs), 0.1)),
         fedavg - 0.1 * CURVATURES * (fedavg - CENTRES),
@@ -65,7 +65,7 @@ def test_gossip_of_all_with_all_is_the_servers_mean():
 
 
 def test_pfedme_ends_at_the_minimum_of_the_envelopes():
-    """θ_i(w) = (A + p)^{-1}(Ac + pw), and w where the mean of w − θ_i(w) is 0."""
+    """The local models are θ_i(w) = (A + p)^{-1}(Ac + pw); at the minimum w, the mean of w − θ_i(w) is 0."""
     pull = 2.0
     keep = CURVATURES / (CURVATURES + pull)  # w − θ_i(w) = keep·(w − c)
     w = (keep * CENTRES).sum(0) / keep.sum(0)
@@ -76,18 +76,23 @@ def test_pfedme_ends_at_the_minimum_of_the_envelopes():
 
 def test_groups_part_by_the_norm_and_the_direction_of_changes():
     sizes, far = np.array([1.0, 1, 1, 1]), 2.0
-    changes = far * np.array([[1, 0], [1, 0.1], [-1, 0], [-1, 0.1]])  # no entry is above 2, the norms are
+    # all entries are at most 2, but the norms are larger
+    changes = far * np.array([[1, 0], [1, 0.1], [-1, 0], [-1, 0.1]])
     one = np.zeros(4, np.int32)
     halves = part_groups(sizes, changes, one, still=0.4, moving=2.005)
     assert halves.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
-    assert part_groups(sizes, changes, one, still=0.4, moving=2.02).tolist() == [0] * 4  # all stand still
-    assert part_groups(sizes, changes, one, still=0.05, moving=1.0).tolist() == [0] * 4  # the group still moves
-    assert part_groups(np.array([3.0, 3, 1, 1]), changes, one, 0.4, 1.0).tolist() == [0] * 4  # large clients move it
-    assert part_groups(sizes, changes, halves, 0.4, 1.0).tolist() == halves.tolist()  # like-minded ones stay together
+    assert part_groups(sizes, changes, one, still=0.4, moving=2.02).tolist() == [0] * 4  # no client changes much
+    # the group as a whole still changes
+    assert part_groups(sizes, changes, one, still=0.05, moving=1.0).tolist() == [0] * 4
+    # large clients dominate the group's change
+    assert part_groups(np.array([3.0, 3, 1, 1]), changes, one, 0.4, 1.0).tolist() == [0] * 4
+    assert part_groups(sizes, changes, halves, 0.4, 1.0).tolist() == halves.tolist()  # similar clients stay together
 
 
 def test_clustered_learning_finds_the_clusters():
-    """Two pairs of clients with two centres: each pair ends at its own, all together they would end between."""
+    """Two pairs of clients have two centers: each pair ends at its own center, and one model for all would end
+    between.
+    """
     centres = np.array([[3.0, 0], [-3.0, 1], [3.0, 0], [-3.0, 1]])
     task = quadratics(np.ones((4, 2)), centres)
     found = on_quadratics(ClusteredFL(40, 0.3, still=0.05, moving=0.5), task)
@@ -99,7 +104,9 @@ def test_clustered_learning_finds_the_clusters():
 
 
 def test_who_is_drawn_to_another_model_leaves_padding_out():
-    """Of 1, 2, 3 and 4 examples, in rows that are padded: one step from 0 is the step size times their mean, pulled."""
+    """Clients have 1, 2, 3 and 4 examples in padded rows. One step from 0 is the step size times their mean, plus the
+    pull.
+    """
     rows = [np.full((count, 1), float(count)) for count in (1, 2, 3, 4)]
     task = hp.Task(
         inner=lambda x, hyper, c: 0.5 * jnp.sum((x - c) ** 2, axis=1),
@@ -110,7 +117,7 @@ def test_who_is_drawn_to_another_model_leaves_padding_out():
         outer_on="train",
     ).with_l2(1.0)
     x = np.zeros(4)
-    for _ in range(3):  # steps of θ, towards c from f, to 0 from the penalty and from the common model
+    for _ in range(3):  # steps of θ: towards c by f, and towards 0 by the penalty and by the common model
         x = x - 0.1 * ((x - np.arange(1.0, 5)) + x + 2 * x)
     own = hp.train(task, PFedMe(1, 0.1, 2.0, inner_steps=3, local_steps=1), NETWORK, key=0)
     np.testing.assert_allclose(own.params[:, 0], x, rtol=1e-5)
@@ -121,7 +128,7 @@ def test_who_is_drawn_to_another_model_leaves_padding_out():
 
 @pytest.fixture(scope="module")
 def mixture():
-    """Two rules for the label, x₁ > 0 and x₁ < 0: clients 0 and 1 follow the first, 2 and 3 the second."""
+    """Return examples of two rules, x₁ > 0 and x₁ < 0: clients 0 and 1 follow the first, 2 and 3 the second."""
     inputs = GENERATOR.normal(size=(4, 40, 2)).astype(np.float32)
     labels = (inputs[..., 0] > 0).astype(np.int64)
     labels[2:] = 1 - labels[2:]

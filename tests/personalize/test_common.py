@@ -1,4 +1,4 @@
-"""What every registered recipe has to do, alone and beside others. A new one is tested by being there."""
+"""Properties of every registered recipe, alone and with others. A new one is tested as soon as it is registered."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ DATA: Any = {
 }
 SOLVER = hp.SGP(3, 0.1)
 FITTED: Any = {"inner": SOLVER, "hypergradient": hp.HGP(2, 1, 0.1), "steps": 2}
-# Two steps have to show: λ that is in training only moves less.
+# Effects must show after two steps; hypers that occur only in training move less, so they get larger rates.
 RATES = {"Clean": 20.0, "L2Rates": 20.0}
 RECIPES: Any = {
     name: each(l2=0.5, outer=hp.optimizer("sgd", learning_rate=RATES.get(name, 2.0)))
@@ -40,14 +40,14 @@ class Fitted(CommonSuite):
 
     @pytest.mark.parametrize("engine", [hp.Threads()], ids=["Threads"])
     def test_engines_agree(self, method, engine):
-        """A recipe makes a task, each client's own: what it is fitted with has been compared on all engines."""
+        """A recipe only builds a task with personal hypers; all engines are compared for the methods that fit it."""
         super().test_engines_agree(method, engine)
 
 
 class TestRecipes(Fitted):
     METHODS = RECIPES
     FEW = ("PL",)
-    # All of them run in products, below.
+    # Products of recipes, below, test all of them.
     REPEATED = (
         "test_engines_agree",
         "test_same_key_gives_the_same_bits_and_a_new_number_compiles_nothing",
@@ -55,7 +55,7 @@ class TestRecipes(Fitted):
     )
 
 
-# Between them all recipes, and every stage beside every other.
+# Together these contain all recipes, and each stage next to each other stage.
 BESIDE = [("PL", "MTL", "Clean", "Head"), ("DA", "Interpolation", "Head", "L2Rates")]
 PRODUCTS: Any = {"+".join(names): tuple(map(RECIPES.get, names)) for names in BESIDE}
 
@@ -65,7 +65,7 @@ class TestProducts(Fitted):
     METHODS = PRODUCTS
     FEW = ()
 
-    test_toml_round_trip: Any = None  # its recipes', above
+    test_toml_round_trip: Any = None  # tested for the single recipes above
     test_an_option_out_of_range_is_named: Any = None
 
     def test_every_part_moves(self, method):
@@ -78,7 +78,7 @@ class TestProducts(Fitted):
 
 
 def test_nothing_is_personal_in_a_shared_model():
-    """`Shared` has no option and no hyper that matters: it is what is trained without any."""
+    """`Shared` has no options and no effective hypers, so its result is that of plain training."""
     shared = hp.personalize.Shared()
     found = hp.personalize.fit(MODEL, shared, NETWORK, **DATA, method=SOLVER, key=0)
     trained = hp.train(shared.task(MODEL, **DATA, key=0, l2=1e-3), SOLVER, NETWORK, key=0)

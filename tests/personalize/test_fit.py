@@ -1,4 +1,4 @@
-"""Personal models from a user's own: Equinox modules, objects and pairs of functions, with recipes and baselines."""
+"""Personal models from a user's model (Equinox modules, objects, pairs of functions), with recipes and baselines."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ GENERATOR = np.random.default_rng(0)
 
 
 def examples(*sizes):
-    """Two rules for the label, x₁ > 0 and x₁ < 0: clients 0 and 1 follow the first, 2 and 3 the second."""
+    """Return examples of two rules, x₁ > 0 and x₁ < 0: clients 0 and 1 follow the first, 2 and 3 the second."""
     inputs = [GENERATOR.normal(size=(size, 2)).astype(np.float32) for size in sizes]
     return [(x, (x[:, 0] > 0).astype(np.int64) ^ (client > 1)) for client, x in enumerate(inputs)]
 
@@ -35,7 +35,7 @@ def equinox(key=None):
 
 
 class FlaxLike:
-    """An object whose `init` wants to see inputs, as Flax's."""
+    """An object whose `init` needs inputs, as Flax's does."""
 
     def init(self, key, *inputs):
         assert inputs[0].ndim == 2
@@ -46,7 +46,7 @@ class FlaxLike:
 
 
 class Plain(NamedTuple):
-    """A pair of functions with names."""
+    """A named pair of functions."""
 
     init: Any = lambda key: jax.random.normal(key, (2, 2))
     apply: Any = lambda params, inputs: inputs @ params
@@ -59,7 +59,7 @@ def test_an_equinox_model_with_several_personal_ones_learns_each_rule():
     found = fit(equinox(), MTL(models=2), NETWORK, **SETS, test=TEST, names=["a", "b", "c", "d"], key=3, **steps)
     assert isinstance(found, hp.Solution)
     scores = found.scores()
-    assert scores.each.min() > 0.9  # one model for all is right every other time
+    assert scores.each.min() > 0.9  # one common model is right for half of the examples
     own = found.client("c")
     right = np.asarray(own.predict(TEST[2][0]) == TEST[2][1])
     assert right.mean() == pytest.approx(scores.each[2])
@@ -83,7 +83,7 @@ def test_any_model_gives_what_a_recipes_task_gives(model):
     expected = hp.solve(task, method, NETWORK, key=0)
     assert isinstance(found, hp.Solution)
     np.testing.assert_array_equal(found.hypers["pl"], expected.hypers["pl"])
-    assert np.abs(np.asarray(found.hypers["pl"])).max() > 0.05  # Adam's first step is as long as its rate
+    assert np.abs(np.asarray(found.hypers["pl"])).max() > 0.05  # Adam's first step has the length of its rate
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
 
 
@@ -102,7 +102,7 @@ def test_an_equinox_module_starts_from_its_own_numbers_and_several_from_others_o
     drawn = MTL(models=2).task(equinox, **SETS, key=0)
     weights = drawn.params.layers[0].weight[0]
     assert not np.intersect1d(weights[0], weights[1]).size
-    # Of another start, the costs are the same: nothing is compiled twice.
+    # Another start has the same costs, so nothing is compiled twice.
     assert PL().task(equinox(jax.random.key(7)), **SETS, key=0).problem == one.problem
 
 
@@ -138,7 +138,7 @@ def test_the_best_step_is_chosen_where_nobody_fits():
 
 
 def test_personal_parts_are_fitted_privately():
-    """Every gradient and product of M steps is one release, so is every look at the held-out accuracy."""
+    """Each gradient and product of M steps is one release, and so is each evaluation of the held-out accuracy."""
     bounds = {"clip": 1.0, "curvature": 1.0, "coupling": 1.0, "noise": hp.privacy.Gaussian(9.0)}
     estimator = hp.TrackedHGP(3, 0.1, tolerance=None)
     more: Any = {**SETS, **SHORT, "steps": 2, "hypergradient": estimator, "inner": hp.SGP(10, 0.5)}
@@ -158,7 +158,7 @@ def test_what_a_recipe_needs_beforehand_is_trained():
 
 
 class Forest(MTL):
-    """Another recipe that trains several models."""
+    """A second recipe that trains several models."""
 
 
 def wrong(field, said, **changes: Any):
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_named():
 
 
 class TooFewLogits(Layered):
-    """Says that it has three classes, and gives two logits."""
+    """A model that declares three classes but returns two logits."""
 
     def apply(self, params, inputs):
         return super().apply(params, inputs)[:, :2]

@@ -1,4 +1,4 @@
-"""Recipes against NumPy: what they predict, what they cost, and that nothing is personal at the start."""
+"""Recipes compared with NumPy: predictions, costs, and no personal effect at the start."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ L2 = 0.3
 
 
 def posed(recipe, l2=0.0, clients=1, key=0):
-    """The recipe's task of clients who all have the same examples."""
+    """Return the recipe's task with the same examples for all clients."""
     return recipe.task(MODEL, train=[BATCH] * clients, validation=[BATCH] * clients, key=key, l2=l2)
 
 
@@ -41,7 +41,7 @@ def square(tree):
 
 
 def chances(params, hyper):
-    """The guide's equation, in NumPy."""
+    """Return the class probabilities by the guide's equation, in NumPy."""
     whole = {**params, "dense2": hyper["head"]} if "head" in hyper else params
     shares = softmax(hyper["mtl"]) if "mtl" in hyper else [1.0]
     models = [jax.tree.map(lambda leaf, k=k: leaf[k], whole) for k in range(2)] if "mtl" in hyper else [whole]
@@ -72,7 +72,7 @@ CASES = [
     [MTL(models=2, l2=2)],
     [DA(l2=4)],
     [DA(False, l2=4)],
-    [MTL(models=2, l2=2), DA(l2=4)],  # MTL&DA of the paper
+    [MTL(models=2, l2=2), DA(l2=4)],  # the paper's MTL&DA
     [Head(l2=1)],
     [Interpolation(l2=2)],
     [Clean(l2=1)],
@@ -83,7 +83,7 @@ CASES = [
 
 
 def moved(recipes):
-    """A product, its params, and one client's hypers away from where they start."""
+    """Return a product, its params, and one client's hypers away from their start."""
     product = Product(recipes)
     params, hyper = product.start(MODEL, jax.random.key(1))
     hyper = {**hyper, "clean": jnp.zeros(7)} if "clean" in hyper else hyper
@@ -102,10 +102,10 @@ def test_costs_are_those_of_numpy(recipes):
     inner = np.mean(weights(own, normalized) * each) + 0.5 * L2 * square(params) + inner_penalty(params, own)
     np.testing.assert_allclose(problem.inner_cost(params, hyper, BATCH), inner, rtol=1e-5)
     penalty = sum(0.5 * recipe.l2 * square(own[recipe.name]) for recipe in recipes)
-    if "interpolation" in own:  # the model that was trained alone is not drawn to 0
+    if "interpolation" in own:  # the locally trained model is not penalized
         penalty -= square(own["interpolation"]["own"])
     np.testing.assert_allclose(problem.outer_cost(params, hyper, BATCH), np.mean(each) + penalty, rtol=1e-5)
-    if "clean" not in own:  # padding counts for nothing
+    if "clean" not in own:  # padding has no effect
         rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:2]]), BATCH)
         padded = hp.Batch(rows, jnp.r_[jnp.ones(7), 0, 0])
         np.testing.assert_allclose(problem.inner_cost(params, hyper, padded), inner, rtol=1e-5)
@@ -154,7 +154,7 @@ def test_derivatives_of_a_product_are_those_of_costs_written_by_hand():
 
 @pytest.mark.long
 def test_mtl_and_da_take_the_steps_of_one_adam_with_two_rates():
-    """The paper's MTL&DA as one task by hand: its hypers in one Adam, whose steps are scaled by part."""
+    """Compare with the paper's MTL&DA as one task, whose hypers share one Adam with steps scaled by part."""
     network, size = hp.networks.Ring(2), {"steps": 3, "restart": False}
     size |= {"inner": hp.SGP(4, 0.2), "hypergradient": hp.HGP(2, 2, 0.1)}
     product = Product(
@@ -192,7 +192,7 @@ def test_mtl_and_da_take_the_steps_of_one_adam_with_two_rates():
 
 
 class Bias(Recipe):
-    """A recipe of a user's: logits + λ."""
+    """A user's recipe: logits + λ."""
 
     def hyper(self, model, params, key):
         return jnp.zeros(model.classes)
@@ -235,7 +235,7 @@ def test_what_is_not_to_move_has_no_gradient():
     np.testing.assert_allclose(
         product.log_probs(MODEL, params, own, BATCH[0]), np.log(softmax(logits(params))), rtol=1e-4, atol=1e-5
     )
-    # λ of DA changes training only.
+    # The λ of DA affects only training.
     along = posed(DA(l2=2)).problem.outer_gradients(params, {"da": jnp.arange(3.0)}, BATCH)[1]
     np.testing.assert_allclose(along["da"], 2 * np.arange(3))
 
@@ -250,8 +250,8 @@ def test_of_several_models_each_has_a_head_of_the_clients_own():
 def test_scores_by_hand():
     made = summary(np.array([0.5, 1.0, 0.25, 0.75]), np.array([2, 1, 4, 1]))
     assert made.average == pytest.approx((1 + 1 + 1 + 0.75) / 8)
-    assert made.p10 == 0.25  # ⌈4/10⌉ = 1: the lowest
-    assert summary(np.arange(20) / 20, np.ones(20)).p10 == 0.05  # ⌈20/10⌉ = 2: the second lowest
+    assert made.p10 == 0.25  # ⌈4/10⌉ = 1, the lowest
+    assert summary(np.arange(20) / 20, np.ones(20)).p10 == 0.05  # ⌈20/10⌉ = 2, the second lowest
     assert summary(np.arange(21) / 20, np.ones(21)).p10 == 0.1
     with pytest.raises(InvalidInput, match="at least 1 example"):
         summary(np.ones(2), np.array([1, 0]))
@@ -269,7 +269,8 @@ def test_scores_by_hand():
     [
         (lambda: DA(l2=float("nan")), "DA.l2"),
         (lambda: posed(PL(), -1.0), "l2"),
-        (lambda: Head().task(Layered(4, 3), train=[BATCH], outer_on="train", key=0), "recipes"),  # nothing but a head
+        # the model has only a head
+        (lambda: Head().task(Layered(4, 3), train=[BATCH], outer_on="train", key=0), "recipes"),
         (lambda: PL(outer=0.1), "PL.outer"),  # pyright: ignore[reportArgumentType]
         (lambda: Product(PL()), "Product.recipes"),  # pyright: ignore[reportArgumentType]
         (Misplaced, "Misplaced.stage"),

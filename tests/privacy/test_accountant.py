@@ -13,25 +13,25 @@ from hyperpush.privacy.accountant import Accountant, _group, check_schedules
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
 
-# Linear costs: no slopes, so that Δ⁺ = κΔ + λ·2C·share with C = 1 for y, 0.5 for z, 2 for x.
+# Linear costs have no slopes, so that Δ⁺ = κΔ + λ·2C·share with C = 1 for y, 0.5 for z, 2 for x.
 LINEAR = Constants(C_y=1, C_b=0.5, C_x=2, R=3, C_H=0, C_J=0, L_H=0, L_J=0, L_b=0, L_fx=0)
 CURVED = Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=1, C_J=0.5, L_H=0.2, L_J=0.1, L_b=1, L_fx=0.3)
 CLIPS = 1 + 0.5 + 2
 ROUNDS = 1000
 
 
-# Only z has a bound above 0 that matters: one release of 2λC_b in the round after the first, and in all that follow.
+# Only z has a relevant bound above 0: one release of 2λC_b in the round after the first and in all later ones.
 ONE = Constants(C_y=1e-12, C_b=0.5, C_x=0, R=1e6, C_H=0, C_J=0, L_H=0, L_J=0, L_b=0, L_fx=0)
 
 
 def releases(count, loss, mechanism: type[Mechanism] = Laplace):
-    """An account of equal releases, Δ/ν = `loss` each, and the rounds that make so many."""
+    """Return an account of `count` equal releases with Δ/ν = `loss`, and the number of rounds that makes them."""
     sender = LoopSensitivity(ONE, Power(loss), 1, 1, use="reused", others=1)
     return Accountant(sender, mechanism(Power(1))), count + 1
 
 
 def test_pure_epsilon_is_the_sum_over_rounds_and_variables():
-    """Without slopes and with nothing kept, Δ_{t+1} = 2Cλ/(t + 1)^{1+v}; ℓ1 is √dim times ℓ2."""
+    """Without slopes and kept values, Δ_{t+1} = 2Cλ/(t + 1)^{1+v}; the ℓ1 sensitivity is √dim times the ℓ2 one."""
     noise = {"y": Laplace(Power(2, 0.5)), "z": Laplace(Power(1, 0.6)), "x": Laplace(Power(4, 0.7))}
     account = Accountant(LoopSensitivity(LINEAR, Power(0.1, 0.8), params=9, hypers=4, others=np.ones(2)), noise)
     t = np.arange(ROUNDS - 1)
@@ -46,7 +46,7 @@ def test_pure_epsilon_is_the_sum_over_rounds_and_variables():
 
 @pytest.mark.parametrize("keep", [0.0, 0.6])
 def test_limits_against_closed_forms(keep):
-    """Σ_t Δ_t = Σ_t 2Cλ_t/(t + 1)/(1 − κ): a ζ function; a sample used once costs 2Cλ_0/(1 − κ)."""
+    """The limit is Σ_t Δ_t = Σ_t 2Cλ_t/(t + 1)/(1 − κ), a ζ function; a sample used once costs 2Cλ_0/(1 − κ)."""
     running = Accountant(LoopSensitivity(LINEAR, Power(0.1, 0.8), 1, 1, others=1 - keep), Laplace(Power(1)))
     truth = 0.2 * CLIPS * zeta(1.8) / (1 - keep)
     limit = float(running.limit(rounds=ROUNDS))
@@ -58,7 +58,7 @@ def test_limits_against_closed_forms(keep):
 @pytest.mark.parametrize("use", ["running averages", "once"])
 @pytest.mark.parametrize("mechanism", [Laplace, Gaussian])
 def test_a_limit_is_above_all_that_is_ever_spent(use, mechanism):
-    """One found early bounds a hundred times as many rounds, and hardly more."""
+    """A limit computed early bounds the ε of a hundred times as many rounds, and by little more than needed."""
     steps = {"y": Power(0.3, 0.8), "z": Power(0.4, 0.9), "x": Power(0.2, 0.85)}
     account = Accountant(
         LoopSensitivity(CURVED, steps, 3, 2, use=use, others=np.array([0.4, 0.7])), mechanism(Power(20, 0.7))
@@ -95,7 +95,9 @@ def test_reused_data_cost_more_every_round_and_have_no_limit():
 
 
 def test_laplace_releases_at_a_delta():
-    """One: δ = 1 − exp((ε − loss)/2). Several: below the pure sum, which is the limit of δ → 0; Rényi is above."""
+    """For one release δ = 1 − exp((ε − loss)/2). For several, ε is below the pure sum (the limit δ → 0) and below
+    Rényi's ε.
+    """
     account, count = releases(1, 1.5)
     for delta in (1e-3, 0.1):
         assert float(account.epsilon(count, delta)) == pytest.approx(1.5 + 2 * math.log1p(-delta), abs=1e-3)
@@ -109,7 +111,9 @@ def test_laplace_releases_at_a_delta():
 
 
 def test_one_coordinate_is_the_worst_of_laplace_noise():
-    """A change spread over two coordinates is never easier to see than one of the same ℓ1 norm in a single one."""
+    """A change spread over two coordinates is never easier to detect than one with equal ℓ1 norm in a single
+    coordinate.
+    """
     edges = np.arange(-150, 190) / 10
 
     def masses(mean):
@@ -125,7 +129,7 @@ def test_one_coordinate_is_the_worst_of_laplace_noise():
 
 
 def delta_of(epsilon, mu):
-    """Balle and Wang (2018): δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
+    """Return δ by Balle and Wang (2018): δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
     return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
 
 
@@ -138,7 +142,7 @@ def test_gaussian_releases_compose_to_one():
 
 
 def test_both_kinds_of_noise_together():
-    """More than either alone, less than their sum."""
+    """Both kinds of noise together give an ε above that of each alone, but below the sum."""
     sender = LoopSensitivity(LINEAR, Power(0.1, 0.8), 1, 1, others=0.5)
     noise = {"y": Laplace(Power(1)), "z": Gaussian(Power(1)), "x": Gaussian(Power(1))}
     little = {"y": 1e6, "z": 1e6, "x": 1e6}

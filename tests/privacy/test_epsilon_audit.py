@@ -30,7 +30,7 @@ def test_one_laplace_release_is_recovered_and_not_exceeded(epsilon):
 
 
 def test_the_bound_is_true_as_often_as_it_says():
-    """A fifth of all audits may exceed the truth; 60 of them at 0.8 would do so 25 times by chance once in 10⁴."""
+    """At confidence 0.8, a fifth of all audits may exceed the truth; 25 of 60 would do so by chance once in 10⁴."""
     sampler = np.random.default_rng(5)
     lower = [
         audit_epsilon(
@@ -52,7 +52,7 @@ def test_bounds_of_probabilities_by_their_tails():
 
 
 def test_a_delta_explains_a_part():
-    """Releases that betray the data with probability 0.1 are (0, 0.1)-private."""
+    """Releases that reveal the data with probability 0.1 are (0, 0.1)-private."""
 
     def run(marked):
         return lambda keys: np.where(np.random.default_rng(marked).uniform(size=len(keys)) < 0.1, marked, 0.0)
@@ -72,11 +72,13 @@ CLAIM = Accountant(
 
 
 def client(first, noisy):
-    """All that a client sends which lowers ½(y − ξ)² over a stream of samples, and hears only noise."""
+    """Return a client that lowers ½(y − ξ)² over a stream of samples, sends all its iterates, and receives
+    only noise.
+    """
     stream = np.concatenate([[first], np.linspace(-1, 1, ROUNDS - 1)])
 
     def run(keys):
-        heard = np.random.default_rng(1).laplace(size=ROUNDS)  # the same for all
+        heard = np.random.default_rng(1).laplace(size=ROUNDS)  # the same noise for all keys
         y, sent = 0.0, []
         for t in range(ROUNDS):
             sent.append(y)

@@ -1,4 +1,4 @@
-"""Data that leave a client other than through releases are found in the traces of a program's leaves."""
+"""Analysis of traces finds data that leave a client other than through releases."""
 
 from dataclasses import replace
 from typing import Any
@@ -72,7 +72,7 @@ def context(data=FULL):
 
 
 def objection(f, data=FULL):
-    """What the check of flows says against a leaf; nothing if it passes."""
+    """Return the objection of the data-flow check against a leaf; None if the leaf passes."""
     try:
         check_leaf(f, X, context(data))
     except hp.InvalidInput as error:
@@ -148,10 +148,10 @@ def test_what_is_not_released_is_found(f, data):
 @pytest.mark.parametrize(
     "f",
     [
-        # a point that depends on data: another example moves all the others' gradients
+        # a point that depends on data: another example changes the gradients of all others
         lambda x, ctx: gradient(raw(x, ctx), ctx),
         lambda x, ctx: HIDDEN.hessian_product(x, x, examples(ctx), raw(x, ctx)),
-        # rows that hold more than one example
+        # rows that contain more than one example
         lambda x, ctx: HIDDEN.inner_gradient(x, x, examples(ctx) - jnp.mean(examples(ctx), axis=0)),
         lambda x, ctx: HIDDEN.inner_gradient(x[0], x[0], examples(ctx).T),
         lambda x, ctx: HIDDEN.inner_gradient(x, x, jnp.concatenate([examples(ctx), examples(ctx)])),
@@ -165,11 +165,11 @@ def test_what_is_not_released_is_found(f, data):
         lambda x, ctx: PAIRS.inner_gradient(
             x, x, tuple(minibatch(examples(ctx), 5, key) for key in jax.random.split(ctx.key))
         ),
-        # a cost that sees more than its row
+        # a cost that uses more than its row
         lambda x, ctx: replace(HIDDEN, inner=lambda x, h, b: cost(x, h, b) + x @ examples(ctx)[0]).inner_gradient(
             x, x, examples(ctx)
         ),
-        # a release of what passed no access, and noise that depends on data
+        # a release of data without a recorded access, and noise that depends on data
         lambda x, ctx: release_tree(raw(x, ctx), 0.0),
         lambda x, ctx: release_tree(jnp.mean(access_data(x, examples(ctx))[1]), jnp.max(examples(ctx))),
     ],
@@ -193,7 +193,7 @@ def test_rows_that_hold_one_example_pass(rows):
 
 
 def test_loops_reach_a_fixed_point():
-    """Data walk through a chain of carries, one further in each pass."""
+    """Data pass through a chain of carries, one step further in each pass of the loop."""
 
     def chain(first, data):
         def step(carry, row):
@@ -239,7 +239,7 @@ def leaky(x, ctx):
         Server(leaky, lambda messages, key: messages, lambda x, answer, ctx: x),
         Repeat(Local(lambda x, ctx: x), 3, until=lambda x, ctx: leaky(x, ctx)[0] > 0),
         Repeat(Local(lambda x, ctx: x), 3, times=lambda x, ctx: leaky(x, ctx)[0].astype(jnp.int32)),
-        # What a host answers has no shapes to check before it has run.
+        # The shape of a host's answer is unknown before the host has run.
         Server(lambda x, ctx: x, lambda messages, key: messages, lambda x, answer, ctx: x, host=True),
     ],
 )
@@ -291,7 +291,8 @@ def test_solvers_are_private_on_a_private_problem_and_are_not_on_a_plain_one(met
         hp.HGP(3, 2, 0.1),
         hp.TrackedHGP(3, 0.1, 2, tolerance=None, acceleration=0),
         hp.HGP(3, 1, 0.1, averaging="exact"),
-        hp.hypergradients.ITDBackward(hp.SGP(3, 0.1)),  # takes products along a run that was released
+        # takes products along an earlier run whose iterates were released
+        hp.hypergradients.ITDBackward(hp.SGP(3, 0.1)),
     ],
 )
 def test_estimators_are_private_on_a_private_problem(method):
@@ -316,7 +317,7 @@ def test_hessians_are_refused_with_file_and_line():
 
 
 def test_a_problem_built_from_the_cost_is_refused():
-    """What FedProx and pFedMe did: a plain problem of the private one's cost has no noise."""
+    """FedProx and pFedMe once did this: a plain problem built from the private problem's cost has no noise."""
 
     def train(state, ctx):
         near = Problem(lambda x, h, b: HIDDEN.inner_cost(x, h, b) + jnp.sum((x - state) ** 2), HIDDEN.outer)
@@ -344,7 +345,7 @@ def refused(call):
 
 
 class OwnGradient(InnerSolver):
-    """A method that takes gradients of the cost by itself."""
+    """A method that computes gradients of the cost itself."""
 
     info = MethodInfo(network="any", target="inner", sends="params", paper="")
 
@@ -383,7 +384,7 @@ def test_early_stopping_without_bounds_is_refused_with_the_reason():
     said = refused(lambda: hp.solve(made(), method, NETWORK, key=0))
     assert "PDBO.stop.bounds" in said
     assert "noise hides a metric within bounds" in said
-    # The trace of its leaves says the same.
+    # Tracing its leaves gives the same result.
     task = made()
     said = refusal(stop.program(task.problem), _Watched(X, X, StoppingState.start(X, X)), one_client(task.data))
     assert ".watch.own" in said
@@ -500,7 +501,7 @@ KEPT = jnp.asarray(np.asarray(ALL_ROWS)[0, 0])
 
 
 class Near(eqx.Module):
-    """A penalty that holds examples."""
+    """A penalty that contains examples."""
 
     rows: Any
 
@@ -584,7 +585,7 @@ def test_ragged_clients_and_l2_are_private_too():
 
 
 class SendsHypers(Algorithm):
-    """Mixes everybody's hypers, which may be single examples' own."""
+    """Algorithm that mixes all clients' hypers, which may belong to single examples."""
 
     info = MethodInfo(network="any", target="direct", sends="hypers", paper="")
     steps: int = eqx.field(static=True, default=2)
@@ -631,7 +632,7 @@ def test_one_hyper_per_example_stays_clean(outer):
     method = hp.PDBO(**PAIR, outer=hp.optimizer(outer, learning_rate=0.1))
     found, right = hp.solve(quiet, method, NETWORK, key=0), hp.solve(task, method, NETWORK, key=0)
     np.testing.assert_allclose(found.hypers, right.hypers, atol=1e-5)
-    # three solves of three steps, two estimates with one product that is sent each, two outer gradients
+    # three solves of three steps, two estimates with one transmitted product each, two outer gradients
     assert found.privacy.releases == {"train": 3 * 3 + 2 * 1, "validation": 2}
     batched = hp.train(quiet, hp.SGP(3, 0.1, batch_size=5), NETWORK, key=0)
     np.testing.assert_allclose(

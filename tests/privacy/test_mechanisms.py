@@ -31,7 +31,7 @@ def test_noise_has_its_law_and_scale_and_is_independent(mechanism, law):
     for leaf in noise.values():
         assert stats.kstest(np.ravel(leaf) / 2, law.cdf).pvalue > 1e-3  # 4/√4 = 2
     assert abs(np.corrcoef(np.ravel(noise["a"]), noise["b"])[0, 1]) < 0.05
-    # The ℓ1 norm of nine equal numbers of ℓ2 norm 1 is 3.
+    # Nine equal numbers with ℓ2 norm 1 have ℓ1 norm 3.
     assert mechanism(1.0).norm_of_unit(9) == {Laplace: 3, Gaussian: 1}[mechanism]
 
 
@@ -70,7 +70,7 @@ mean = jax.jit(lambda examples: clipped_mean(lambda example: example, examples, 
 
 @pytest.mark.parametrize("bad", [1e6, 1e30, np.inf, np.nan])
 def test_no_example_can_change_a_clipped_mean_by_more_than_its_share(bad):
-    """Not even one whose gradient overflows."""
+    """This includes an example whose gradient overflows."""
     changed = EXAMPLES.copy()
     changed[4] = [bad, -bad, 1]
     means = [mean(part) for part in (EXAMPLES, changed)]

@@ -1,4 +1,4 @@
-"""A metric to choose the outer step by, released with noise: its sensitivity, its noise, what it costs."""
+"""A metric that chooses the outer step and is released with noise: its sensitivity, its noise and its cost."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ def task(noise, clients=3, holdout=None, **options):
 
 
 def released(noise, values, key=0):
-    """What every client lets others know of the mean of its `values`."""
+    """Return the noisy contribution to the mean of `values` that every client sends."""
     holdout = jnp.stack([values, values], -1)
     made = task(noise, len(values), holdout)
     stop = hp.EarlyStopping(first_column, on="holdout", patience=1, bounds=BOUNDS)
@@ -60,19 +60,19 @@ def test_noise_is_in_units_of_what_one_example_can_change(noise, deviation):
     unit = (BOUNDS[1] - BOUNDS[0]) / EXAMPLES
     error = deviation * unit / math.sqrt(CLIENTS)
     assert found.mean() == pytest.approx((3 + 5 + 5 + 5 + 4 + 4 + 6 + 2) / EXAMPLES, abs=4 * error)
-    # The deviation of a deviation is at most √(κ − 1)/2 of it, with kurtosis κ = 3 and 6.
+    # The relative standard deviation of an estimated deviation is at most √(κ − 1)/2; the kurtosis κ is 3 or 6.
     assert found.std() == pytest.approx(deviation * unit, rel=4 * math.sqrt(5) / 2 / math.sqrt(CLIENTS))
-    # One example, however far, moves what is released by the unit at most, and by all of it at the ends.
+    # Changing one example moves the released value by at most the unit, and by exactly the unit between the bounds.
     pairs = [(-1e9, 1e9), (2.0, 6.0), (3.0, 4.5), (jnp.nan, 1e9)]
     changes = [
         released(noise, values.at[:, 0].set(one)) - released(noise, values.at[:, 0].set(other)) for one, other in pairs
     ]
-    expected = [-unit, -unit, -1.5 / EXAMPLES, -unit / 2]  # what is no number counts as the middle
+    expected = [-unit, -unit, -1.5 / EXAMPLES, -unit / 2]  # NaN counts as the middle of the bounds
     for change, by in zip(changes, expected, strict=True):
         np.testing.assert_allclose(change, by, rtol=1e-9)
 
 
-ESTIMATORS = {  # products with H_i that are sent, and one with B_i in the end
+ESTIMATORS = {  # transmitted products with H_i; one product with B_i follows at the end
     "HGP": (hp.HGP(ORDER, 2, 0.1), ORDER),
     "TrackedHGP": (hp.TrackedHGP(ORDER, 0.1, tolerance=None), ORDER),
     "DirectedRB": (hp.hypergradients.DirectedRB(ORDER, 0.1), ORDER),
@@ -102,14 +102,14 @@ def test_the_step_is_chosen_by_what_was_released():
     method = hp.PDBO(hp.SGP(INNER, 0.1), hp.hypergradients.VRHGP(ORDER, 0.1), SGD, STEPS, stop=stop)
     found = hp.solve(made, method, network, key=0)
     watched: Any = found.history.watched
-    assert np.unique(watched[:, 0]).size == STEPS + 1  # the metric itself never changes: only noise decides
+    assert np.unique(watched[:, 0]).size == STEPS + 1  # the metric itself is constant, so only noise decides
     assert found.best_step == np.argmax(watched[:, 0])
     np.testing.assert_array_equal(found.hypers, np.asarray(found.history.hypers)[found.best_step])
     assert found.privacy.releases == found.costs.accesses == budget(made, method, network).releases
 
 
 def own_weights(metric):
-    """Weights of single examples that stay clean at their owner, and a metric."""
+    """Return a task with example weights that stay with their owner without noise, and a metric."""
     rows = jnp.ones((3, EXAMPLES))
     made = hp.Task(
         inner=lambda x, weight, a: jax.nn.sigmoid(weight) * (x - a) ** 2,

@@ -1,4 +1,6 @@
-"""Private SGP, HGP and TrackedHGP against NumPy: what is released, how far an example moves it, and its noise."""
+"""Private SGP, HGP and TrackedHGP compared with NumPy: their releases, the sensitivity to one example, and
+the noise.
+"""
 
 from typing import Any
 
@@ -26,16 +28,16 @@ pytestmark = pytest.mark.usefixtures("float64")
 CLIENTS, SIZE = 3, 2
 NETWORK = networks.FullyConnected(CLIENTS)
 STEP = 0.3
-CLIP, CURVATURE, COUPLING = 0.9, 1.1, 0.7  # all of them at work on the data below
+CLIP, CURVATURE, COUPLING = 0.9, 1.1, 0.7  # all three bounds clip some of the data below
 
 
 def inner(x, h, rows):
-    """½(aᵀx − b)² + ½s Σ h x² of every row."""
+    """Return the cost ½(aᵀx − b)² + ½s Σ h x² of every row."""
     return 0.5 * (rows["a"] @ x - rows["b"]) ** 2 + 0.5 * rows["s"] * jnp.sum(h * x**2)
 
 
 def outer(x, h, rows):
-    """½(aᵀx − b)² + s Σ h of every row."""
+    """Return the cost ½(aᵀx − b)² + s Σ h of every row."""
     return 0.5 * (rows["a"] @ x - rows["b"]) ** 2 + rows["s"] * jnp.sum(h)
 
 
@@ -69,7 +71,7 @@ def bends(rows, h, v):
 
 
 def pulls(rows, x):
-    """(∂_x F, ∂_λ F) of every row, as one vector."""
+    """Return (∂_x F, ∂_λ F) of every row as one vector."""
     return np.hstack([rows["a"] * (rows["a"] @ x - rows["b"])[:, None], rows["s"][:, None] * np.ones(SIZE)])
 
 
@@ -99,7 +101,7 @@ def estimated(on, estimator, record=None):
     return hp.hypergradient(on, estimator, NETWORK, key=0, record=loops)
 
 
-# What a client releases is replayed from what the others may know: nothing else may enter, and what is left is noise.
+# Replay a client's releases from public information alone: no other input is allowed, and the remainder is noise.
 
 COUNT = np.array(COUNTS)[:, None]
 
@@ -127,7 +129,7 @@ SIGMA = 0.01
 
 
 def released(q, value):
-    """How far an estimate is from its clipped parts, in deviations of the noise that gradient and product carry."""
+    """Return the difference between an estimate and its clipped parts, in standard deviations of the noise in both."""
     direct = stacked(lambda rows, x: mean(pulls(rows, x), CLIP), SECOND, START)[:, SIZE:] / CLIENTS
     sizes = COUPLING * np.linalg.norm(q, axis=1)
     products = stacked(lambda rows, x, q, size: mean(rows["s"][:, None] * x * q, size), FIRST, START, q, sizes)
@@ -136,7 +138,7 @@ def released(q, value):
 
 
 def products_noise(moves, products):
-    """The noise in released products with these vectors, [rounds, clients, size], in its deviations."""
+    """Return the noise in released products with these vectors, [rounds, clients, size], in standard deviations."""
     alike = []
     for move, product in zip(moves, products, strict=True):
         sizes = CURVATURE * np.linalg.norm(move, axis=1)
@@ -155,7 +157,7 @@ def test_hgp_goes_on_from_noisy_products_of_clipped_examples():
     first = stacked(lambda rows, x: mean(pulls(rows, x), CLIP), SECOND, START)[:, :SIZE].mean(0) / CLIENTS
     deviation = SIGMA * 2 * CLIP * np.linalg.norm(1 / COUNT) / CLIENTS**2
     assert np.abs((averages[0, 0] - first) / deviation).max() < 4
-    last = q[-1] + STEP * u[-1].mean(0)  # the last average needs no product: it is taken after the loop
+    last = q[-1] + STEP * u[-1].mean(0)  # the last average is taken after the loop and needs no product
     assert np.abs(released(last, np.asarray(found.value))).max() < 4
     assert len(u) == 39
     assert found.privacy.releases == {"train": 39 + 1, "validation": 1}
@@ -170,9 +172,9 @@ def test_tracked_hgp_goes_on_from_noisy_changes_of_clipped_examples():
         task(Gaussian(SIGMA)), estimator, lambda state, ctx: (state.aim, state.gradient, state.tracker, state.q)
     )
     aims, products, trackers, q = map(np.asarray, found.history["TrackedHGP"])
-    assert len(aims) == 19  # the first step stays where it is, before the loop
+    assert len(aims) == 19  # the first step is outside of the loop
     assert found.privacy.releases == {"train": 19 + 1, "validation": 1}
-    # There everybody is at 0 and tracks the same mean, along which all go first.
+    # In the first step all clients are at 0 and track the same mean, along which they all move.
     np.testing.assert_allclose(aims[0], np.tile(aims[0, :1], (CLIENTS, 1)), rtol=1e-9)
     np.testing.assert_allclose(trackers[0] + aims[0] / STEP, np.tile(products[0].mean(0), (CLIENTS, 1)), atol=1e-9)
     np.testing.assert_allclose(aims[1:], q[:-1] - STEP * trackers[:-1], rtol=1e-9)
@@ -182,7 +184,7 @@ def test_tracked_hgp_goes_on_from_noisy_changes_of_clipped_examples():
     from_zero = (np.diff(np.concatenate([np.zeros_like(each[:1]), each]), axis=0) for each in (aims, products))
     alike = products_noise(*from_zero)
     assert stats.kstest(alike.ravel(), stats.norm.cdf).pvalue > 1e-3
-    # After one round everybody tracks the mean of H_i·0 − c_i, and c_i was released with noise of its own.
+    # After one round every client tracks the mean of H_i·0 − c_i; each c_i was released with separate noise.
     pull = stacked(lambda rows, x: mean(pulls(rows, x), CLIP), SECOND, START)[:, :SIZE].mean(0) / CLIENTS
     deviation = SIGMA * 2 * CLIP * np.linalg.norm(1 / COUNT) / CLIENTS**2
     assert np.abs((pull + trackers[0] - products[0].mean(0)) / deviation).max() < 4
@@ -190,12 +192,12 @@ def test_tracked_hgp_goes_on_from_noisy_changes_of_clipped_examples():
     assert np.abs(released(q[-1], np.asarray(found.value))).max() < 4
 
 
-FREE = dict.fromkeys(("clip", "curvature", "coupling"), 1e3)  # nothing to clip
-QUIET = Gaussian(1e-12)  # no noise to speak of
+FREE = dict.fromkeys(("clip", "curvature", "coupling"), 1e3)  # clips nothing
+QUIET = Gaussian(1e-12)  # almost no noise
 
 
 def test_without_noise_and_clipping_what_tracked_hgp_finds_by_itself_is_the_solution():
-    """With acceleration, probing and votes."""
+    """The run uses acceleration, probing and votes."""
     found = estimated(task(QUIET, FREE), hp.TrackedHGP(200, STEP, tolerance=1e-9))
     hessians = stacked(lambda rows, h: np.stack([mean(bends(rows, h, e)) for e in np.eye(SIZE)]), FIRST, HYPERS)
     both = stacked(lambda rows, x: mean(pulls(rows, x)), SECOND, START) / CLIENTS
@@ -235,7 +237,7 @@ def test_without_noise_and_clipping_a_private_solve_is_the_plain_one():
     np.testing.assert_allclose(found.params, train(h), atol=1e-6)
 
 
-# How far one example can move a release, everything that others know being the same.
+# How far one example can change a release if all public information stays the same.
 
 
 def far(value):
@@ -244,7 +246,7 @@ def far(value):
 
 @pytest.fixture(scope="module")
 def changes():
-    """The ℓ2 norms by which releases of client 0 change when its first row does, at random points."""
+    """Return the ℓ2 norms of changes in client 0's releases when its first row changes, at random points."""
     hidden = PrivateProblem.of(Problem(inner, outer), Noise(Gaussian(1.0), CLIP, CURVATURE, COUPLING))
 
     @Noising(hidden.noise.mechanism, hidden.noise.hypers == "per example").add
@@ -276,7 +278,7 @@ def changes():
 
 @pytest.mark.parametrize(
     ("name", "bound", "sharp"),
-    # Rows' Hessians are no less than 0, so that two products differ by at most one clip, not two.
+    # Rows have positive semidefinite Hessians, so two products differ by at most one clip instead of two.
     [("gradient", CLIP, 0.9), ("outer", CLIP, 0.5), ("curvature", CURVATURE, 0.45), ("coupling", COUPLING, 0.45)],
 )
 def test_no_example_moves_a_release_by_more_than_its_noise_is_made_for(changes, name, bound, sharp):
@@ -285,7 +287,9 @@ def test_no_example_moves_a_release_by_more_than_its_noise_is_made_for(changes, 
 
 
 def test_hypers_of_examples_betray_nothing_of_the_others():
-    """λ[row] weighs one row. Another row, with another weight, moves gradients by its share, and no other weight."""
+    """λ[row] weighs one row. Another row with another weight changes gradients by its share, and changes no other
+    weight.
+    """
 
     def weighted(x, h, rows):
         return jax.nn.sigmoid(h) * 0.5 * (rows["a"] @ x - rows["b"]) ** 2
@@ -312,14 +316,14 @@ def test_hypers_of_examples_betray_nothing_of_the_others():
     assert np.linalg.norm(slope - other_slope) <= 2 * CLIP / COUNTS[0]
     np.testing.assert_array_equal(own[1:], other[1:])
     assert np.all(direct == 0)
-    # ∂²_λx of one weighted row, without noise: σ'(λ)·(aᵀx − b)·aᵀv / N
+    # ∂²_λx of one weighted row, without noise, is σ'(λ)·(aᵀx − b)·aᵀv / N.
     sigmoid = 1 / (1 + np.exp(-h))
     misfit = (rows["a"] @ START[0] - rows["b"]) * (rows["a"] @ START[1])
     np.testing.assert_allclose(own, sigmoid * (1 - sigmoid) * misfit / COUNTS[0], rtol=1e-9)
 
 
 def test_an_attack_on_a_run_proves_less_than_is_claimed_unless_its_noise_is_forgotten():
-    """All that client 0 sends in three steps of SGP, its first row as far away as can be on either side."""
+    """Attack all messages of client 0 in three steps of SGP, with its first row at either of two extreme values."""
     network, steps = networks.FullyConnected(2), 3
 
     def cost(x, h, rows):

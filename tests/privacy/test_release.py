@@ -1,4 +1,6 @@
-"""Noise at the releases of a leaf: how much, how often, never twice the same; and what a private problem releases."""
+"""Noise at the releases of a leaf: its scale, how often it is drawn, no repetition, and the releases of private
+problems.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,7 @@ SIGMA = 0.5
 
 
 def flat(x, hyper, batch):
-    """Losses with derivatives that are all zero, so that what is left is noise."""
+    """Return losses whose derivatives are all zero, so that only noise is left."""
     return 0.0 * (jnp.sum(x) + jnp.sum(hyper)) ** 3 * jnp.mean(batch, axis=-1)
 
 
@@ -38,7 +40,9 @@ def l2(x, hyper):
 
 
 def private(cost, sigma=SIGMA, clip=ROWS / 2, mechanism=Gaussian, **options):
-    """With the clip of ROWS/2 one example changes a mean of ROWS by at most 1: the noise's scale is sigma."""
+    """Return a private problem whose noise has scale sigma: with the clip ROWS/2 one example changes a mean by at most
+    1.
+    """
     noise = Noise(mechanism(sigma), clip, curvature=clip, coupling=clip)
     return PrivateProblem.of(Problem(cost, cost, **options), noise)
 
@@ -57,7 +61,7 @@ FLAT = private(flat)
 
 
 def noised(f, noise=FLAT.noise):
-    """The leaf with this noise, whatever problem it uses."""
+    """Return the leaf with this noise, whatever problem it uses."""
     return Noising(noise.mechanism, noise.hypers == "per example").add(f)
 
 
@@ -128,7 +132,7 @@ def in_lazy_map(x, ctx):
 
 
 def drawn(leaf, number, round=0, noise=FLAT.noise):
-    """The leaf's results on data of zeros under so many keys."""
+    """Return the leaf's results on zero data for `number` keys."""
     rows = jnp.zeros((ROWS, SIZE))
 
     @jax.jit
@@ -165,9 +169,9 @@ def test_noise_of_zero_gradients_adds_up_as_independent_draws_do(leaf, releases,
 
 
 def test_shared_release_is_one_draw_for_all_that_use_it():
-    """In the inner map nothing of the outer's gradient varies: it is released once per outer member and reused."""
+    """The outer gradient does not vary in the inner map, so it is released once per outer member and reused."""
     found = drawn(in_two_vmaps, 4000)
-    # 3·(a1 + a2 + a3) + 3·(b1 + b2 + b3), six draws
+    # The sum is 3·(a1 + a2 + a3) + 3·(b1 + b2 + b3), with six draws.
     assert np.var(found) == pytest.approx(9 * 6 * SIGMA**2, rel=0.06)
 
 
@@ -194,7 +198,7 @@ def test_noise_follows_the_keys_of_clients_and_not_how_they_are_run():
     alone = jnp.stack([run(keys[i], jnp.int32(i)) for i in range(CLIENTS)])
     np.testing.assert_allclose(together, alone, rtol=1e-6)
     assert np.unique(np.asarray(together)).size == together.size
-    # Twice is once: the engine may add noise to what has it.
+    # Adding noise twice has no further effect, so the engine may apply it to a leaf that already has noise.
     np.testing.assert_array_equal(noised(leaf)(X, context()), leaf(X, context()))
 
 
@@ -208,14 +212,14 @@ def test_leaf_without_release_is_left_alone():
 
 
 def test_scale_falls_with_the_number_of_the_release():
-    """Release k of R in round r is number r·R + k."""
+    """In each round r with R releases, release k has the number r·R + k."""
     falling = PrivateProblem.of(Problem(flat, flat), Noise(Gaussian(hp.schedule("power", 8.0, 1.0)), ROWS / 2))
 
     def leaf(x, ctx):
         return jax.lax.scan(lambda _, __: (0, gradient(x, ctx, falling)), 0, None, length=3)[1]
 
     def wasteful(x, ctx):
-        """What nobody uses has no number."""
+        """Unused releases get no number."""
         gradient(2 * x, ctx, falling)
         return leaf(x, ctx)
 
@@ -231,9 +235,11 @@ def zero_task(clients, cost=flat, rows=None, **options):
 
 
 def test_fedavg_draws_for_every_mini_batch():
-    """2 rounds of 3 epochs of 2 mini-batches, one after the other in one leaf: FedAvg without averaging is a walk."""
+    """FedAvg without averaging draws noise in 2 rounds of 3 epochs of 2 mini-batches, so its params are a
+    random walk.
+    """
     network, n = hp.networks.FullyConnected(2), 2
-    task = zero_task(n).private(noise=Gaussian(1.0), clip=5 / 2)  # of mini-batches of 5
+    task = zero_task(n).private(noise=Gaussian(1.0), clip=5 / 2)  # for mini-batches of 5 examples
     method = hp.FedAvg(2, 1.0, 3, 5, False)
     program, states, data = program_of(method, task.problem), InnerState(task.params, task.hypers), task.data
 
@@ -244,19 +250,19 @@ def test_fedavg_draws_for_every_mini_batch():
 
     keys = jax.random.split(jax.random.key(1), 3000)
     found = np.asarray(walk(keys))
-    assert np.var(found) == pytest.approx(2 * 3 * 2 / n, rel=0.06)  # the mean of n walks of 12 steps
+    assert np.var(found) == pytest.approx(2 * 3 * 2 / n, rel=0.06)  # the mean of n random walks of 12 steps
     trained = hp.train(task, method, network, key=keys[0])
     np.testing.assert_allclose(trained.params[0], found[0], rtol=1e-5)
     assert trained.costs.gradients == trained.privacy.releases["train"] == 2 * 3 * 2
 
 
 def test_training_draws_for_every_client_and_step():
-    """Steps on losses without slope are a walk of the noise, here through the verb and many clients."""
+    """Without slopes, training is a random walk of the noise, here by the verb with many clients."""
     clients = 400
     task = zero_task(clients).private(noise=Gaussian(SIGMA), clip=ROWS / 2)
     alone = hp.train(task, hp.LocalSGD(5, 1.0), hp.networks.FullyConnected(clients), key=0)
     assert np.var(np.asarray(alone.params)) == pytest.approx(5 * SIGMA**2, rel=0.1)
-    # Nobody draws what another draws.
+    # No two clients have the same draw.
     assert np.unique(np.asarray(alone.params)).size == alone.params.size
 
 
@@ -268,7 +274,7 @@ def test_bilevel_algorithm_without_privacy_of_its_own_has_noise_at_every_access(
     )
     method = hp.algorithms.MDBO(**{**hp.algorithms.MDBO.info.example, "steps": steps})
     found = [hp.solve(task, method, network, key=key) for key in range(2)]
-    # Without noise nothing would move.
+    # Without noise the params would not change.
     for solution in found:
         assert np.abs(np.asarray(solution.params)).max() > 1e-3
         assert np.abs(np.asarray(solution.hypers)).max() > 1e-4
@@ -354,7 +360,7 @@ def test_examples_are_clipped_and_penalties_are_not():
     x = jnp.full(SIZE, 100.0)
     hidden = PrivateProblem.of(Problem(fitted, fitted, l2), Noise(Gaussian(1e-9), 1.0))
     found = noised(lambda x, ctx: hidden.inner_gradient(x, HYPER, examples(ctx)), hidden.noise)(x, context(rows=rows))
-    # nine examples pull with norm 1, one with norm 1 to the other side; the penalty pulls with all of x
+    # Nine examples pull with norm 1 to one side, one with norm 1 to the other side; the penalty pulls with the full x.
     np.testing.assert_allclose(found, x + (9 - 1) / ROWS / np.sqrt(SIZE), rtol=1e-5)
 
 
@@ -518,7 +524,7 @@ def test_bounds_that_are_missing_are_named():
 
 
 def test_noise_is_the_tasks_whatever_a_method_makes_of_its_problem():
-    """A problem with less noise, or with another norm, still gets the noise that the budget counts."""
+    """A leaf whose problem declares less noise or another norm still gets the noise that the budget counts."""
 
     def leaf(x, ctx):
         quiet = replace(FLAT, noise=Noise(Gaussian(1e-9), ROWS / 2))
@@ -530,7 +536,7 @@ def test_noise_is_the_tasks_whatever_a_method_makes_of_its_problem():
 
 
 def test_runs_that_follow_each_other_draw_other_noise_with_the_same_key():
-    """Else the difference of two releases would have no noise."""
+    """With the same noise, the difference of two releases would contain no noise."""
     network = hp.networks.FullyConnected(CLIENTS)
     task = zero_task(CLIENTS).private(noise=Gaussian(SIGMA), clip=ROWS / 2)
     first = hp.train(task, hp.LocalSGD(1, 1.0), network, key=0)

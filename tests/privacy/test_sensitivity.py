@@ -1,4 +1,6 @@
-"""The bounds against what really changes, in NumPy, when one example is replaced and all messages stay the same."""
+"""The bounds compared in NumPy with the true changes when one example is replaced and all received messages stay the
+same.
+"""
 
 import math
 
@@ -24,7 +26,10 @@ def clip(vectors, bound):
 
 
 def single_loop(use, samples, heard):
-    """What one client sends in every round: g = Σ log cosh(y − ξ) + a yᵀ sin x, f = ½·0.4‖y − φ‖² + ½·0.3‖x − c‖²."""
+    """Return the messages of one client in every round.
+
+    Its inner cost is g = Σ log cosh(y − ξ) + a yᵀ sin x, its outer cost f = ½·0.4‖y − φ‖² + ½·0.3‖x − c‖².
+    """
     dim = heard["y"].shape[-1]
     now = {name: np.zeros(dim) for name in "yzx"}
     sent = {name: [] for name in "yzx"}
@@ -54,7 +59,7 @@ def single_loop(use, samples, heard):
 
 
 def changes(use, changed, dim, examples, seed):
-    """The norms of the true changes of what is sent."""
+    """Return the norms of the true changes in a client's messages."""
     rng = np.random.default_rng(seed)
     heard = {name: rng.laplace(size=(ROUNDS, dim)) for name in "yzx"}
     samples = {key: rng.normal(size=(ROUNDS, examples, dim)) * 3 for key in ("xi", "phi", "c")}
@@ -85,12 +90,13 @@ def test_no_change_is_larger_than_its_bound(use, examples, total):
                     assert (true[name][: first + 1] == 0).all()
                     if use == "running averages":
                         assert (bounds[name] <= worst[name]).all()
-                # The two examples pull y almost opposite ways: where first used, the bound is nearly attained.
+                # The two examples pull y in almost opposite directions; at their first use the bound is nearly
+                # attained.
                 assert true["y"][first + 1] > 0.7 * bounds["y"][first + 1]
 
 
 def test_the_slopes_are_needed():
-    """Without them the bound is wrong: what the test above can see."""
+    """Without slopes the bound is wrong, which shows that the test above can fail."""
     flat = Constants(C_y=0.9, C_b=1.5, C_x=0.7, R=1.2, C_H=0, C_J=0, L_H=0, L_J=0, L_b=0, L_fx=0, C_Hz=1.2, C_Jz=0.6)
     bounds = LoopSensitivity(flat, STEPS, 2, 2, use="once", others=OTHERS).sensitivities(ROUNDS, 0)
     true = [changes("once", 0, 1, 1, seed) for seed in range(20)]
@@ -108,7 +114,7 @@ def plain_recursion(keep, rounds, slopes, clips):
 
 
 def test_the_recursion_for_every_client():
-    """Δ⁺ = (1 − |w_ii|)Δ + λ(2C/(t + 1) + AΔ), written out."""
+    """Compare with the recursion Δ⁺ = (1 − |w_ii|)Δ + λ(2C/(t + 1) + AΔ)."""
     third = 4 / 3 / math.sqrt(3)
     z, x = third * 1.2 + 0.4, 0.5 * 1.2 + 0.3
     slopes, clips = np.array([[1, 0, 0.5], [z, 1, z], [x, 0.5, x]]), np.array([0.9, 1.2 + 1.5, 0.7 + 0.6])
@@ -121,7 +127,7 @@ def test_the_recursion_for_every_client():
 
 
 def test_without_smoothness_only_clipping_counts():
-    """Every round may then differ by two whole clips, after the first."""
+    """From the second round on, every round may differ by two full clips."""
     unknown = Constants(C_y=1, C_b=1, C_x=1, R=5, C_Hz=2, C_Jz=0)
     found = LoopSensitivity(unknown, Power(0.1), 1, 1, others=0.5).sensitivities(ROUNDS)
     t = np.arange(ROUNDS)

@@ -1,4 +1,4 @@
-"""The reported numbers of products and gradients: against arithmetic, and against counters that the programs keep."""
+"""The reported numbers of products and gradients compared with arithmetic, and with counters inside the programs."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ KEY = jax.random.key(5)
 
 
 def bend(x, times=1):
-    """As many products with the Hessian, one after the other."""
+    """Take `times` Hessian products, one after the other."""
     for _ in range(times):
         x = PROBLEM.hessian_product(jnp.ones_like(x), jnp.ones(()), None, x)
     return x
@@ -81,7 +81,7 @@ def gradient(x):
     ],
 )
 def test_what_a_leaf_does(f, hessian, jacobian, gradients):
-    for _ in range(2):  # the second time, JAX has traced much of it already
+    for _ in range(2):  # in the second pass JAX has cached much of the trace
         _, work = traced(lambda x, ctx: f(x), 4, None, jax.ShapeDtypeStruct((3,), jnp.float32))
         assert (work["hessian_products"], work["jacobian_products"], work["gradients"]) == (
             hessian,
@@ -134,13 +134,13 @@ def observed(x, inbox, ctx):
         (Scope(Local(lambda x, ctx: (x, bend(x))), same, lambda x, inner, ctx: bend(inner[1], 2)), 6 * 3),
         (Repeat(Local(does(1)), 5), 6 * 5),
         (Repeat(Local(does(1)), 0), 0),
-        # The length of this loop is agreed on once for each time it is entered; say that it ran seven times in all.
+        # The length of this loop is agreed on each time it is entered; assume that it ran seven times in total.
         (Repeat(Local(does(3)), 5, times=lambda x, ctx: jnp.sum(bend(x, 2)).astype(int)), 7 * 3 + 6 * 2),
         (Repeat(Local(does(3)), 5, until=lambda x, ctx: jnp.sum(bend(x, 2)) > 0), 7 * 3 + 7 * 2),
     ],
 )
 def test_every_leaf_of_every_node_counts(node, expected):
-    """In a loop of three in a loop of two."""
+    """The leaf is in a loop of three inside a loop of two."""
     program = Sequence(Local(same), Repeat(Sequence(Repeat(Sequence(node), 3)), 2))
     for tree in (program, stepwise(program)):
         found = profile(tree, jnp.ones(4), jnp.zeros(1), 4)
@@ -148,7 +148,7 @@ def test_every_leaf_of_every_node_counts(node, expected):
 
 
 def work(state, ctx, times=1):
-    """Products that the state counts itself: (x, goal, products done)."""
+    """Take products and count them in the state: (x, goal, number of products)."""
     x, goal, done = state
     return x + 0 * bend(x, times), goal, done + times
 
@@ -174,7 +174,8 @@ START = (jnp.ones((4, 2)), jnp.full(4, 2, jnp.int32), jnp.zeros(4, jnp.int32))
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_loops_that_the_run_ends(engine):
     outcome = engine.run(AGREED, NETWORK, START, jnp.zeros((4, 1)), KEY)
-    # 2 + 3 + 4 times one product and three answers of 4; then tens until there are 13 times the last goal, which is 5.
+    # There are 2 + 3 + 4 single products and three answers of 4. Then tens follow until there are 13 times the last
+    # goal, which is 5.
     assert np.all(outcome.states[2] == 9 + 12 + 50)
     assert outcome.work["hessian_products"] == 71
     votes = 5 * NETWORK.flood_rounds()
@@ -203,7 +204,7 @@ def work_of(program, states):
     [
         (hp.HGP(20, 3, 0.1), (20, 20, 1)),
         (hp.HGP(20, 3, 0.1, independent_batches=True, averaging="exact"), (20, 20, 1)),
-        (hp.hypergradients.LocalGradient(7), (2 * 7, 1 + 10, 1)),  # two systems; ten products for the norm of B_i
+        (hp.hypergradients.LocalGradient(7), (2 * 7, 1 + 10, 1)),  # two systems, and ten products for the norm of B_i
         (hp.hypergradients.LocalGradient(7, singular="minimum-norm"), (7, 1 + 10, 1)),
         (hp.hypergradients.DirectGradient(), (0, 0, 1)),
         (hp.hypergradients.DirectedRB(10, 0.1), (10, 10, 1)),

@@ -1,4 +1,4 @@
-"""Loops that end on exact averages end everywhere in the same step, however parties round."""
+"""Loops that end on exact averages end in the same step everywhere, despite the parties' different rounding."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ class Halved(eqx.Module):
 
 
 def is_small(state, ctx):
-    """The tolerance is met exactly, and each party rounds in its own way."""
+    """Return whether x is at most the tolerance, which it meets exactly; each client rounds differently."""
     return state.x * (1 + 1e-14 * ctx.client) <= TOLERANCE
 
 
@@ -46,7 +46,7 @@ def test_the_root_decides_for_all(engine):
     with jax.enable_x64(True):
         found = run(replace(AVERAGE, ends=is_small), has_ended, engine)
     assert found.states.ended.all()
-    assert set(found.states.x.tolist()) == {0.125}  # the root sees 1/8 after the third average
+    assert set(found.states.x.tolist()) == {0.125}  # the third average gives 1/8 at the root
     assert found.rounds == 3 * run(AVERAGE, None, engine).rounds // 10
 
 

@@ -1,4 +1,4 @@
-"""Several runs in one program are what each of them is alone, for the messages of one."""
+"""Several runs in one program equal the single runs, for the messages of one run."""
 
 import equinox as eqx
 import jax
@@ -21,7 +21,9 @@ class State(eqx.Module):
 
 
 def halving():
-    """x ← mean(x)/2 until it is at most 1, then as often doubled as `times` says: once where x was above ¾."""
+    """Return a program: x ← mean(x)/2 until x ≤ 1; then double x as often as `times` says, which is once if x was
+    above ¾.
+    """
     mean = Average(
         lambda state, ctx: (state.x, jnp.ones(())),
         lambda state, mean, mass, ctx: State(mean / 2, state.ended),
@@ -37,7 +39,7 @@ def halving():
 
 
 def alone(start):
-    """The same in plain Python."""
+    """Compute the same in plain Python."""
     x = start / 2
     while x > 1:
         x /= 2

@@ -1,4 +1,4 @@
-"""Events: their first fields, lines that were cut off, and what every writer writes."""
+"""Events: their first fields, incomplete lines, and the output of every writer."""
 
 import json
 

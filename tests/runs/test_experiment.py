@@ -1,4 +1,4 @@
-"""What an experiment needs and is not installed."""
+"""Errors for packages that a study needs and that are not installed."""
 
 import sys
 
@@ -17,5 +17,6 @@ def test_a_package_that_is_missing_names_its_extra(tmp_path, monkeypatch):
     ):
         defer("needs_matplotlib:run")()
     (tmp_path / "needs_another.py").write_text("import one_that_is_nowhere")
-    with pytest.raises(ModuleNotFoundError, match="one_that_is_nowhere"):  # not ours: a bug, or the user's
+    # no package of an extra: a bug in this package or the user's code
+    with pytest.raises(ModuleNotFoundError, match="one_that_is_nowhere"):
         defer("needs_another:run")()

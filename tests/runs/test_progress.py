@@ -1,4 +1,4 @@
-"""What a run shows while it works: bars on a terminal, elsewhere a line now and then."""
+"""Progress of a run: bars on a terminal, and otherwise an occasional line."""
 
 import io
 
@@ -46,7 +46,7 @@ def test_lines_are_rare(tmp_path, monkeypatch):
 def test_bars_on_a_terminal_show_the_loop_and_go_in_the_end(tmp_path, monkeypatch, nested):
     run, screen = made(tmp_path, monkeypatch, force_terminal=True)
     if nested:
-        run.bars.advance("SGP", 1, 10)  # a bar that is there before those of the experiment
+        run.bars.advance("SGP", 1, 10)  # a bar that exists before those of the experiment
         with run.progress("methods", 6):
             run.bars.advance("SGP", 2, 10)
             run.bars.rich.refresh()

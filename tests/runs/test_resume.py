@@ -1,4 +1,4 @@
-"""Runs that are interrupted: what they leave, what they say, and going on from there."""
+"""Interrupted runs: the files that they leave, their messages, and resuming them."""
 
 import fcntl
 import io
@@ -37,7 +37,7 @@ class Pieces(Config):
 
 
 def run_pieces(config: Pieces, run: Any) -> dict[str, Any]:
-    """Train twice; whoever asks for it is interrupted at some round of the second time."""
+    """Train twice; STOP can interrupt the second training at some round."""
     task, norms = quadratic(3, 0), []
     for piece in range(2):
 
@@ -57,7 +57,7 @@ KNOWN = {"pieces": Experiment("pieces", "Train twice.", Pieces, run_pieces)}
 
 
 def interrupted(out: Path, error: BaseException) -> str:
-    """What a run says that is interrupted in the middle of its second piece."""
+    """Interrupt a run in the middle of its second piece, and return its output."""
     screen = io.StringIO()
     STOP.update(at=60, error=error)
     try:
@@ -69,7 +69,7 @@ def interrupted(out: Path, error: BaseException) -> str:
 
 
 def resumed(out: Path) -> str:
-    """What a run says that goes on; checks what it leaves against one that was left alone."""
+    """Resume a run, compare its files with those of an undisturbed run, and return its output."""
     screen = io.StringIO()
     resume(out, KNOWN, Console(file=screen, width=200), POLICY)
     execute(KNOWN["pieces"], Pieces(), out.with_name("alone"), Console(quiet=True))
@@ -91,7 +91,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path, error):
     assert f"to continue: hyperpush resume {out}" in interrupted(out, error)
     assert [each.name for each in tmp_path.iterdir()] == [".out.partial"]
     with (tmp_path / ".out.partial" / "metrics.jsonl").open("a") as file:
-        file.write('{"piece": 1, "no')  # the line that was being written
+        file.write('{"piece": 1, "no')  # an incomplete line
     with pytest.raises(InvalidInput, match=f"hyperpush resume {out}"):
         execute(KNOWN["pieces"], Pieces(), out)
     assert "warning" not in resumed(out)
@@ -104,7 +104,7 @@ def test_a_signal_in_the_garbage_collector_ends_the_run_at_the_next_piece(tmp_pa
         journal._ask(signal.SIGINT, sys._getframe())
 
     with journal.active():
-        _xla_gc_callback()  # an error here would be printed and lost
+        _xla_gc_callback()  # an exception here would only be printed
         with pytest.raises(KeyboardInterrupt):
             hp.train(quadratic(3, 0), hp.SGP(2, 0.1), hp.networks.Ring(3), key=0)
 
@@ -147,7 +147,8 @@ def test_a_resume_that_fails_at_its_start_deletes_nothing(tmp_path, monkeypatch,
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
 def test_a_signal_while_a_checkpoint_is_written_waits_for_it(name, tmp_path, monkeypatch):
     out, written, number = tmp_path / "out", store._write, getattr(signal, name)
-    before = signal.signal(number, signal.SIG_DFL if name == "SIGHUP" else signal.default_int_handler)  # not ignored
+    # must not be ignored
+    before = signal.signal(number, signal.SIG_DFL if name == "SIGHUP" else signal.default_int_handler)
 
     def slow(*arguments: Any) -> None:
         os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""Run folders: what they hold, reading them back, and leaving nothing behind."""
+"""Run folders: their contents, reading them back, and leaving nothing behind."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""From files, names and overrides to validated options."""
+"""Files, names and overrides become validated options."""
 
 from typing import cast
 

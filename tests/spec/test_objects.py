@@ -1,4 +1,4 @@
-"""A TOML is the same as a call in Python: the same bits, and errors that name the dotted key."""
+"""A TOML spec gives bit-identical results to a call in Python, and its errors name the dotted key."""
 
 import copy
 import json
@@ -152,7 +152,7 @@ def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
     with jax.enable_x64(True):
         task = read(values).task
         solution = hp.load(folder, task=task).result
-        assert np.abs(solution.hypers - task.hypers).max() > 0.05  # they are personal by now
+        assert np.abs(solution.hypers - task.hypers).max() > 0.05  # the hypers have become personal
         network = hp.networks.RandomDirected(4)
         options = {"key": 3, "damping": 0.01, "validation": [(2, 3), (0, 1)]}
         found = hp.influence.scores(solution.task, hp.Automatic(), network, **options)
@@ -170,7 +170,9 @@ def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
 
 @pytest.mark.long
 def test_a_start_knows_the_links_that_its_run_saw(tmp_path):
-    """After `start =` an estimate is that of the two verbs: with the links seen, at the network's time."""
+    """After `start =` an estimate equals that of two verbs in Python: it uses the observed links and the network's
+    time.
+    """
     trains = {**tomllib.loads(TEXT), "method": {"name": "SGP", "steps": 20, "step_size": 0.5}}
     (tmp_path / "my.toml").write_text(tomli_w.dumps(trains))
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Specs from the command line: one's own task, early stopping, and everything that can be asked for wrongly."""
+"""Specs from the command line: a user's task, early stopping, and all kinds of invalid input."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def fails(clients):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a task of one's own and a spec."""
+    """Create a folder with a user's task and a spec."""
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "my.toml").write_text(LOGISTIC)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(folder, text, capsys):
-    """The result of a spec."""
+    """Return the result of a spec."""
     (folder / "run.toml").write_text(text)
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "run.toml", "--json", "--out", "done"])
@@ -87,13 +87,15 @@ def test_a_task_of_ones_own(folder, capsys):
         'outer = { name = "adam", learning_rate = 0.2 }\n',
         capsys,
     )
-    # The mean of the inner data is 5.5, that of the outer data 6.5: x* = 5.5 − mean λ, and all λ go to −1.
+    # The inner data have mean 5.5, the outer data 6.5: x* = 5.5 − mean λ, and all λ converge to −1.
     assert result["cost_before"] - result["cost_after"] == pytest.approx(0.5, abs=0.02)
     assert hp.load(folder / "done").params["hypers"].shape == (3,)
 
 
 def test_one_hyper_for_all_until_patience_ends(folder, capsys):
-    """Everyone alone: x_i = b_i − λ, the outer data are 1 above the inner data, so the cost of λ is ½(λ + 1)² + c."""
+    """Each client trains alone: x_i = b_i − λ. Outer data are 1 above the inner data, so the cost of λ is ½(λ + 1)² +
+    c.
+    """
     result = run(
         folder,
         "every = 1\n"
@@ -104,10 +106,10 @@ def test_one_hyper_for_all_until_patience_ends(folder, capsys):
         capsys,
     )
     costs, metric = result["history"]["cost"], result["history"]["watched"]
-    assert metric == pytest.approx(costs, rel=1e-5)  # the holdout rows are the validation rows
+    assert metric == pytest.approx(costs, rel=1e-5)  # the holdout rows equal the validation rows
     best = min(range(len(metric)), key=metric.__getitem__)
     assert len(metric) == best + 2 + 1 < 31
-    # Adam's steps are of 0.25 at first: it passes −1 and turns back.
+    # Adam's first steps have length 0.25, so it passes −1 and turns back.
     assert costs[0] - costs[best] == pytest.approx(0.5, abs=0.02)
 
 
@@ -120,7 +122,7 @@ def test_one_hyper_for_all_until_patience_ends(folder, capsys):
     ids=["trace", "k-out"],
 )
 def test_options_of_the_wrong_type(options, words, folder):
-    """In a process of its own: here the checks of signatures would be first."""
+    """Run a separate process, because type checks of signatures would come first in this one."""
     command = [sys.executable, "-m", "hyperpush", "run", "my.toml"]
     arguments = [word for option in options for word in ("-s", option)]
     done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
@@ -130,7 +132,7 @@ def test_options_of_the_wrong_type(options, words, folder):
 
 
 STOP = "method.stop={on='validation',patience=2,"
-MISTAKES = [  # options on my.toml, and the words of the error
+MISTAKES = [  # overrides of my.toml, and the words of the error
     (("metod.steps=3",), ("metod", "method")),
     (("network.name=random-directd",), ("network.name", "random-directd", "random-directed")),
     (("network.probability=1.5",), ("network.probability", "1.5")),
@@ -171,7 +173,7 @@ def test_unknown_names_end_in_one_clear_line(arguments, words, folder, capsys):
 
 
 def check_refusal(arguments, words, folder, capsys):
-    """Exit code 2, or 3 after a divergence; one line with all the words, and nothing written."""
+    """Check for exit code 2, or 3 after a divergence, one line with all the words, and no written files."""
     with pytest.raises(SystemExit) as caught:
         cli.main(list(arguments))
     out, err = capsys.readouterr()

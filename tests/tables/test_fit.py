@@ -1,4 +1,4 @@
-"""Fitted models equal scikit-learn's on the pooled table; tasks scale by shared means and keep them."""
+"""Fitted models equal scikit-learn's on the pooled table; tasks use and keep the shared scaling."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ COUNTS = (30, 50, 41)
 
 
 def parties(classes, seed=0):
-    """Three parties whose columns differ in mean; `classes` 0: numbers."""
+    """Return three parties whose columns differ in mean; `classes=0` gives numeric labels."""
     generator = np.random.default_rng(seed)
     found = {}
     for number, count in enumerate(COUNTS):
@@ -43,7 +43,7 @@ def test_classes_equal_scikit_learns_on_the_pooled_table(classes):
         expected = oracle.fit(scaler.transform(rows), labels).predict_proba(scaler.transform(rows))
         np.testing.assert_allclose(model.predict_proba(rows), expected, atol=1e-6)
         assert model.score(rows, labels) == oracle.score(scaler.transform(rows), labels)
-    else:  # scikit-learn has no reference class: compare with the gradient's zero
+    else:  # scikit-learn has no reference class, so check that the gradient is zero
         inputs = np.asarray(scaler.transform(rows))
         rest = model.predict_proba(rows) - np.eye(3)[labels]
         gradient = rest.T @ inputs / len(rows)
@@ -64,12 +64,12 @@ def test_numbers_equal_ridge_regression_on_the_pooled_table():
 def test_missing_values_count_at_the_shared_mean_and_constant_columns_are_left_out():
     given = {"a": (np.array([[1.0, 7], [3, 7], [np.nan, 7]]), [0, 1, 1]), "b": (np.array([[8.0, 7]]), [0])}
     model = hp.tables.fit(hp.tables.read(given, label="y"), l2=L2)
-    assert model.scaling.kept.tolist() == [True, True, False]  # x0, x0 is missing, x1
+    assert model.scaling.kept.tolist() == [True, True, False]  # columns: x0, x0 is missing, x1
     assert model.scaling.mean[0] == pytest.approx(4)
     assert model.scaling.deviation[0] == pytest.approx(np.std([1, 3, 4, 8]))
     rows = np.array([[np.nan, 7.0], [4.0, 7.0]])
     first, second = model.predict_proba(rows)
-    assert not np.allclose(first, second)  # the missing value has a weight of its own
+    assert not np.allclose(first, second)  # a missing value has a separate weight
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Reading tables: kinds of columns, classes, missing values, and one line for what cannot be used."""
+"""Reading tables: kinds of columns, classes, missing values, and one-line errors for unusable tables."""
 
 import numpy as np
 import pytest
@@ -164,7 +164,7 @@ def test_a_file_without_party_column_is_refused(tmp_path):
 
 
 def test_names_and_values_that_only_look_like_numbers_stay_apart(tmp_path):
-    """01 and 1 are two sites, and two categories; 1.0 and 1 are one."""
+    """The texts 01 and 1 are two sites and two categories, but the numbers 1.0 and 1 are equal."""
     write(tmp_path, all="site,code,y\n01,007,0\n1,7,1\n01,7.0,1\n01,b,0\n1,0123456789012345678,0\n")
     found = hp.tables.read(tmp_path / "all.csv", label="y", party="site")
     assert found.names == ("01", "1")

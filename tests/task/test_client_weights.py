@@ -1,4 +1,4 @@
-"""Clients that own different numbers of examples, weighted alike or by what they own, in closed form."""
+"""Clients with different numbers of examples, weighted equally or by their numbers, in closed form."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def mean_of(values, weights):
 def test_the_inner_solution_is_the_mean_that_was_asked_for(weights):
     trained = hp.train(make(weights=weights), hp.TreeNewton(), NETWORK, key=0)
     np.testing.assert_allclose(trained.params, mean_of(TRAIN, weights))
-    # x* = a − λ: so dF̄/dλ_i = −(x* − b)/3, with both means as they were asked for.
+    # Since x* = a − λ, dF̄/dλ_i = −(x* − b)/3, with both means weighted as requested.
     found = hp.hypergradient(trained.task, hp.TreeCG(), NETWORK, key=0).value
     np.testing.assert_allclose(found, -(mean_of(TRAIN, weights) - mean_of(VALIDATION, weights)) / 3, rtol=1e-5)
 

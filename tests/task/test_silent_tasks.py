@@ -1,4 +1,4 @@
-"""Tasks that would give wrong numbers without a word are refused, and the ones like them are not."""
+"""Tasks that would silently give wrong numbers are refused, and similar valid tasks are accepted."""
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ import hyperpush as hp
 from hyperpush.extend import Number, as_number
 
 NETWORK = hp.networks.FullyConnected(3)
-ROWS = [np.arange(1.0, 2 + 2 * k, dtype=np.float32) for k in range(3)]  # one record, three and five
+ROWS = [np.arange(1.0, 2 + 2 * k, dtype=np.float32) for k in range(3)]  # one, three and five records
 
 
 def squares(x, hyper, a):
@@ -35,7 +35,7 @@ def test_a_loss_with_the_mean_of_a_batch_is_refused_where_clients_differ_in_size
         with pytest.raises(hp.InvalidInput, match=rf"task\.{level}: got 'a cost whose loss of one example depends"):
             make(**{level: centered}).check()
     full = np.ones((3, 4), np.float32) * np.arange(4)
-    make(inner=centered, train=full, validation=full).check()  # without padding it means the same everywhere
+    make(inner=centered, train=full, validation=full).check()  # without padding it has the same meaning everywhere
     whole = hp.Batch.cost(lambda x, hyper, batch: batch.mean((x * (batch.examples - batch.mean(batch.examples))) ** 2))
     make(inner=whole).check()
 
@@ -88,7 +88,7 @@ def test_a_private_task_stays_private():
 
 
 class Branching(hp.extend.InnerSolver):
-    """It branches in Python on a number that is traced."""
+    """Solver that branches in Python on a traced number."""
 
     info = hp.SGP.info
     rate: Number = eqx.field(converter=as_number, default=1.0)

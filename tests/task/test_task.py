@@ -1,4 +1,4 @@
-"""A task takes one client's costs and start and all clients' data, and says at once what does not fit."""
+"""A task takes one client's costs and start and all clients' data, and refuses mismatches at once."""
 
 import copy
 import tracemalloc
@@ -89,7 +89,7 @@ FIVE_AND_TWO = (np.ones(5), np.ones(2))
 
 
 def weighted_ragged(train=FIVE_AND_TWO):
-    """A weight for every example, of a client with five and of one with two."""
+    """Return a task with a weight for every example, for a client with five examples and one with two."""
     rows = list(train)
     return hp.Task(
         inner=lambda x, h, b: jnp.exp(h) * (x - b) ** 2, outer=lambda x, h, b: (x - b) ** 2,
@@ -100,7 +100,7 @@ def weighted_ragged(train=FIVE_AND_TWO):
 
 @pytest.mark.parametrize("start", [3.0, -2.0])
 def test_a_penalty_counts_the_hypers_of_own_examples_only(start):
-    """At the first start, and at another one that says something of examples that nobody has."""
+    """Test the default start, and one that sets hypers of nonexistent examples."""
     task = weighted_ragged()
     task = task if start == 3 else task.at(hypers=jnp.full((2, 5), start))
     outer = [jax.tree.map(lambda leaf, i=i: leaf[i], task.validation) for i in range(2)]
@@ -109,7 +109,7 @@ def test_a_penalty_counts_the_hypers_of_own_examples_only(start):
 
 
 def test_clients_are_handed_the_hypers_of_their_own_examples(tmp_path):
-    """By a result; the files of a run, and what is read back, have zeros behind them, as the task has."""
+    """Results trim the hypers; the files of a run, and hypers read back, are padded with zeros as in the task."""
     task, network = weighted_ragged((np.arange(5.0), np.arange(2.0))), hp.networks.Ring(2)
     method = hp.PDBO(hp.SGP(5, 0.01), hp.HGP(3, 1, 0.01), hp.optimizer("sgd", learning_rate=0.1), steps=2)
     found = hp.solve(task, method, network, key=0, save=tmp_path / "run")
@@ -125,12 +125,13 @@ def test_clients_are_handed_the_hypers_of_their_own_examples(tmp_path):
 
 
 def test_a_party_with_fewer_examples_than_a_mini_batch_gives_all_it_has():
-    """As a client of a simulation does."""
+    """A client of a simulation does the same."""
     method, task = hp.SGP(3, 0.1, batch_size=4), weighted_ragged()
     check_batch_size(method, task)
     check_batch_size(method, task.for_client("south"))
     own = {"train": np.ones(2), "validation": np.ones(2)}
-    check_batch_size(hp.SGP(3, 0.1, batch_size=6), task.for_client("south", own))  # others may have more
+    # other parties may have more examples
+    check_batch_size(hp.SGP(3, 0.1, batch_size=6), task.for_client("south", own))
     for each in (task, task.for_client("south")):
         with pytest.raises(hp.InvalidInput, match="at most 5"):
             check_batch_size(hp.SGP(3, 0.1, batch_size=6), each)
@@ -281,7 +282,7 @@ def test_a_network_of_other_clients_is_refused():
 
 
 def test_ragged_copies_examples_once():
-    """The examples of many clients are copied into one array of the size of the result, and into nothing else."""
+    """The examples of many clients are copied once, into one array of the result's size."""
     clients = [np.full((1 + number % 5, 50), number, np.float32) for number in range(2000)]
     ragged(clients[:5])
     tracemalloc.start()
@@ -329,7 +330,7 @@ def test_l2_adds_to_gradient_and_hessian():
 
 
 def test_products_are_those_of_the_matrices():
-    """½xᵀAx − bᵀx + λᵀCx has the Hessian A and the cross derivative C."""
+    """The cost ½xᵀAx − bᵀx + λᵀCx has the Hessian A and the cross derivative C."""
     made = hp.tasks.quadratic(2, 0)
     batch = jax.tree.map(lambda a: a[1], made.train)
     vector = jnp.arange(1.0, 5.0)

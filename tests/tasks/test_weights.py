@@ -1,4 +1,4 @@
-"""Tasks with weights of examples: costs and wrong labels by NumPy."""
+"""Tasks with example weights: costs and wrong labels in NumPy."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +13,13 @@ D, C, M, L2 = 3, 4, 6, 0.05
 
 
 def weights_problem():
-    """The costs of the task with weights, whatever the data."""
+    """Return the costs of the task with weights; the data do not matter here."""
     one = Labeled(np.zeros((1, 1, D)), np.zeros((1, 1), int))
     return cleaning(one, one, C, np.zeros((1, 1), int), L2).problem
 
 
 def weighted(generator):
-    """Examples with weights, and a classifier: inputs, labels, λ, W."""
+    """Return examples with weights, and a classifier: inputs, labels, λ, W."""
     inputs = unit_rows(generator.normal(size=(M, D - 1)))
     return inputs, generator.integers(0, C, M), generator.normal(size=M), generator.normal(size=(D, C))
 
@@ -52,7 +52,7 @@ def test_corrupt_labels():
     given, wrong = corrupt_labels(labels, 0.3, range(10), 1)
     np.testing.assert_array_equal(given != labels, wrong)
     assert abs(wrong.mean() - 0.3) < 4 * np.sqrt(0.21 / labels.size)
-    # Every other label is as likely as any.
+    # All other labels are equally likely.
     counts = np.bincount((given - labels)[wrong] % 10, minlength=10)
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:], wrong.sum() / 9, atol=5 * np.sqrt(wrong.sum() / 9))

@@ -1,4 +1,4 @@
-"""Mistakes in the arguments of a verb: each ends in one line that names the argument and what would be right."""
+"""Invalid arguments of a verb each give one line with the argument's name and the correct form."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 import hyperpush
 
-hp: Any = hyperpush  # these mistakes are for the library to find, not for a type checker
+hp: Any = hyperpush  # the library must find these mistakes, not a type checker
 
 INPUTS = np.random.default_rng(0).normal(size=(3, 8, 2))
 DATA = (INPUTS, INPUTS.sum(axis=2))

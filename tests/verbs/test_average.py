@@ -1,4 +1,4 @@
-"""`hp.average`: exact weighted means, the same at every client on every engine."""
+"""`hp.average` returns exact weighted means, the same for every client and engine."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What whole private runs cost, against sums, Balle and Wang's formula and dp-accounting."""
+"""The privacy cost of complete private runs, compared with sums, Balle and Wang's formula and dp-accounting."""
 
 import math
 from typing import Any, cast
@@ -41,7 +41,9 @@ PDBO = hp.PDBO(**NESTED, steps=OUTER)
 
 
 def test_pure_epsilon_adds_up_over_all_releases_of_a_solve():
-    """Eight inner solves release 20 steps each; seven estimates an outer gradient, three products and the result."""
+    """Eight inner solves release 20 steps each; seven estimates release an outer gradient, three products and the
+    result.
+    """
     found = budget(task(Laplace(5.0)), PDBO)
     assert found.releases == {"train": 8 * 20 + 7 * (3 + 1), "validation": 7}
     assert found.epsilon() == pytest.approx((8 * 20 + 7 * 5) / 5, rel=1e-12)
@@ -51,7 +53,7 @@ def test_pure_epsilon_adds_up_over_all_releases_of_a_solve():
 
 
 def test_noise_that_falls_costs_more_with_every_release_of_a_loop():
-    """Releases are numbered within the innermost loop around them: SGP's steps, HGP's products, the outer steps."""
+    """Releases are numbered within the innermost enclosing loop: SGP's steps, HGP's products, the outer steps."""
     falling = task(Laplace(hp.schedule("power", 2.0, 0.5)))
 
     def run(length):
@@ -60,7 +62,7 @@ def test_noise_that_falls_costs_more_with_every_release_of_a_loop():
     assert budget(falling, SOLVER).epsilon() == pytest.approx(run(STEPS), rel=1e-12)
     truth = 8 * run(STEPS) + 7 * run(ORDER - 1) + 2 * run(OUTER)
     assert budget(falling, PDBO).epsilon() == pytest.approx(truth, rel=1e-12)
-    # A loop in a leaf: three epochs of five mini-batches in each of two rounds are numbered from 0 to 29.
+    # Inside one leaf, two rounds of three epochs of five mini-batches are numbered from 0 to 29.
     assert budget(falling, hp.FedAvg(2, 0.1, 3, 10)).epsilon() == pytest.approx(run(30), rel=1e-12)
 
 
@@ -115,12 +117,14 @@ def test_algorithms_without_privacy_of_their_own_are_counted_too(method):
     ids=["fixed", "votes every five steps", "batches"],
 )
 def test_tracked_hgp_pays_for_all_the_steps_it_may_take(options, releases):
-    """The gradient, a product in each step but the first, and the result; eleven steps are three groups of five."""
+    """It releases the gradient, a product in each step except the first, and the result; eleven steps make three
+    groups of five.
+    """
     assert budget(task(Laplace(1.0)), hp.TrackedHGP(12, 0.1, **options)).epsilon() == releases
 
 
 def delta_of(epsilon, mu):
-    """Balle and Wang (2018): δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
+    """Return δ by Balle and Wang (2018): δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
     return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
 
 
@@ -130,7 +134,7 @@ def test_gaussian_releases_compose_to_one_of_the_root_of_their_squares():
 
 
 def test_mixed_releases_compose_by_dp_accounting():
-    """Of one training with Laplace noise and one with Gaussian noise on the same data."""
+    """One training with Laplace noise and one with Gaussian noise use the same data."""
     both = budget(task(Laplace(40.0)), hp.SGP(160, 0.1)) + budget(task(Gaussian(10.0)), hp.SGP(35, 0.1))
     direct = dp_accounting.pld.PLDAccountant()
     direct.compose(dp_accounting.LaplaceDpEvent(40), 160)
@@ -156,7 +160,7 @@ def test_noise_for_a_budget_with_delta():
 
 
 def test_accountants_do_not_exceed_what_they_were_asked_for_either():
-    """Not by a rounding, at any budget, with rounds and without."""
+    """Noise chosen for a budget never exceeds it, even by rounding, with and without a number of rounds."""
     steps: Any = hp.schedule("power", 0.3, 0.8)
     laplace = Laplace(hp.schedule("power", 1, 0.6))
     constants = hp.privacy.Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=1, C_J=0.5, L_H=0.2, L_J=0.1, L_b=1, L_fx=0.3)
@@ -221,7 +225,8 @@ def test_hypers_of_examples_must_not_be_sent(common):
         with pytest.raises(hp.InvalidInput, match="common=True"):
             made.private(**bounds)
     else:
-        # three solves of 20 steps; two estimates of a gradient and three products; Jacobian products are clean
+        # three solves of 20 steps; two estimates with a gradient and three products; Jacobian products are not
+        # released
         assert budget(made.private(**bounds), hp.PDBO(**NESTED, steps=2)).epsilon() == 3 * 20 + 2 * 4
 
 

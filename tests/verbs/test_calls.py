@@ -1,4 +1,4 @@
-"""A verb does its own work once: few Python calls in a warm call, one binding, one program."""
+"""A verb does its own work once: few Python calls when warm, one binding of the method, and one program."""
 
 import sys
 from pathlib import Path
@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import hyperpush as hp
 
 PACKAGE = str(Path(hp.__file__).parent)
-MOST = 1200  # calls of a warm hp.solve, 1,059 when this was written
+MOST = 1200  # limit on calls of a warm hp.solve; 1,059 when this was written
 TASK, NETWORK = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
 
 
 class Seen(hp.SGP):
-    """SGP that notes what verbs ask of it."""
+    """SGP that records which of its functions a verb calls."""
 
     def bind(self, network, engine=None, task=None):
         asked.append("bind")
@@ -28,7 +28,7 @@ asked: list[str] = []
 
 
 def calls_of(verb):
-    """The calls of functions of the package during a call."""
+    """Count the calls of the package's functions during a call."""
     count = 0
 
     def note(frame, event, argument):

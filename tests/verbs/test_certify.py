@@ -1,4 +1,4 @@
-"""Whether params solve the inner problem: the status against dense algebra in NumPy."""
+"""The certificate of params, which says whether they solve the inner problem, compared with dense algebra in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Regression:
-    """Least squares of unlike clients with a penalty exp(λ_i) each, and all that is asked of it in closed form."""
+    """Least squares of heterogeneous clients with penalties exp(λ_i), and all certified quantities in closed form."""
 
     def __init__(self, seed=0, common=False):
         random = np.random.default_rng(seed)
@@ -44,16 +44,16 @@ class Regression:
         self.solution = np.linalg.solve(self.hessians.mean(0), pulls.mean(0))
 
     def hypergradient(self, params):
-        """All v_i at every client's own params, as `hp.hypergradient` defines them."""
+        """Return all v_i at every client's own params, as `hp.hypergradient` defines them."""
         misses = np.einsum("kmi,ki->km", self.validation, params) - self.held_out
         source = np.einsum("kmi,km->ki", self.validation, misses).mean(0) / EXAMPLES
         along = np.linalg.solve(self.hessians.mean(0), source) / CLIENTS
         return -self.weight * params @ along
 
     def judged(self, params):
-        """(residual, disagreement, moved)."""
+        """Return (residual, disagreement, moved), the three certified quantities."""
         mean = params.mean(0)
-        step = mean - self.solution  # a Newton step ends at the solution of least squares
+        step = mean - self.solution  # a Newton step reaches the solution of least squares
         away = np.sqrt(np.mean(np.sum((params - mean) ** 2, axis=1)))
         here, there = self.hypergradient(params), self.hypergradient(np.tile(self.solution, (CLIENTS, 1)))
         size = np.linalg.norm(mean)
@@ -76,7 +76,8 @@ def test_an_estimate_knows_how_far_its_params_are_off(engine):
         residual, disagreement, moved = problem.judged(params)
         passes = residual <= 0.1 and moved <= 0.03
         assert found.status.disagreement == pytest.approx(disagreement)
-        assert found.status.residual == pytest.approx(residual, rel=0.1, abs=1e-6)  # the step may lack a tenth
+        # the Newton step may have an error of a tenth
+        assert found.status.residual == pytest.approx(residual, rel=0.1, abs=1e-6)
         if residual <= 0.1:
             assert found.status.moved == pytest.approx(moved, rel=0.15)
         else:
@@ -102,7 +103,7 @@ def test_at_the_solution_nothing_is_estimated_again():
 
 @pytest.mark.parametrize("method", [hp.TrackedHGP(), hp.HGP(60, 10, 0.1), hp.hypergradients.Dense()], ids=type)
 def test_other_estimators_are_judged_beside_the_run(method):
-    """What passes keeps its own verdict; nothing becomes better than that."""
+    """If params pass, the estimator's own verdict is kept; a verdict never improves."""
     problem = Regression()
     own = None if isinstance(method, hp.HGP) else True
     for off, good in [(0.001, True), (0.05, False)]:
@@ -114,7 +115,7 @@ def test_other_estimators_are_judged_beside_the_run(method):
 
 
 def test_hypers_that_agree_are_judged_by_the_mean():
-    """Single v_i change much where their mean does not, and the reverse."""
+    """Single v_i may change much while their mean hardly does, and the reverse."""
     problem = Regression(common=True)
     for seed in range(4):
         params = problem.solution + 0.05 * np.random.default_rng(seed).normal(size=(CLIENTS, SIZE))
@@ -154,12 +155,14 @@ def test_only_the_first_and_the_last_outer_step_are_judged_and_later_ones_agains
     assert one.status.converged
     judged = one.costs.hessian_products - plain
     assert two.costs.hessian_products - 2 * plain == pytest.approx(2 * judged, rel=0.1)
-    # Those between wait for no probe either.
+    # Outer steps between the first and the last do not wait for a probe either.
     assert five.costs.hessian_products - 2 * judged <= 5 * plain
 
 
 def pulled(curvatures, pulls, params):
-    """Clients with the inner costs ½ Σ_j a_j x_j² − b_iᵀx + λ_i Σ_j x_j; the mean solution is mean(b)/a at λ = 0."""
+    """Return clients with inner costs ½ Σ_j a_j x_j² − b_iᵀx + λ_i Σ_j x_j, whose mean solution at λ = 0 is
+    mean(b)/a.
+    """
 
     def inner(x, hyper, batch):
         return 0.5 * jnp.sum(curvatures * x**2) - batch[0] @ x + hyper * jnp.sum(x)
@@ -176,7 +179,7 @@ def pulled(curvatures, pulls, params):
 
 @pytest.mark.parametrize("off", [0.03, 0.3, 1.0])
 def test_params_that_are_off_in_a_weak_direction_are_seen(off):
-    """A gradient of 1e-3 times the distance looks small there; a Newton step goes all the way."""
+    """A gradient of 1e-3 times the distance looks small, but a Newton step covers the full distance."""
     curvatures, solution = np.geomspace(1, 1e-3, 6), np.ones(6)
     pulls = curvatures * solution + np.random.default_rng(0).normal(size=(CLIENTS, 6))
     pulls -= pulls.mean(0) - curvatures * solution
@@ -188,7 +191,9 @@ def test_params_that_are_off_in_a_weak_direction_are_seen(off):
 
 
 def test_training_looks_for_a_weak_direction_behind_a_small_gradient():
-    """The gradient along it is a hundredth of the rest, and the distance a hundred thousand times larger."""
+    """Along the weak direction, the gradient is a hundredth of the rest and the distance a hundred thousand times
+    larger.
+    """
     curvatures, params = np.array([1, 1, 1e-7]), np.array([1 + 1e-5, 1, 2])
     status = hp.train(pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params), hp.SGP(0, 0.1), RING, key=0).status
     off = np.linalg.norm(params - 1) / np.linalg.norm(params)
@@ -197,7 +202,9 @@ def test_training_looks_for_a_weak_direction_behind_a_small_gradient():
 
 @pytest.mark.parametrize("off", [0.05, 0.3])
 def test_a_flat_direction_is_left_out_of_the_newton_step_of_least_norm(off):
-    """Costs, hypers and outer gradient leave the third direction alone; v_i = −(2/n) Σ (x_j − 3) over the others."""
+    """Costs, hypers and outer gradient ignore the third direction; v_i = −(2/n) Σ (x_j − 3) over the other
+    directions.
+    """
     curvatures, params = np.array([1.0, 1.0, 0.0]), np.array([1 + off, 1.0, 3.0])
     task = pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params)
     status = hp.hypergradient(task, hp.TreeCG(singular="minimum-norm"), RING, key=0).status
@@ -217,19 +224,21 @@ def test_params_of_zero_solve_only_what_zero_solves():
 
 
 def test_where_the_start_is_known_its_size_counts_beside_small_params():
-    """From params of 1 to a solution near zero: a Newton step of the size of the solution is small beside the start."""
+    """Params go from 1 to a solution near zero: a Newton step of the solution's size is small compared with
+    the start.
+    """
     problem = pulled(np.ones(2), np.full((CLIENTS, 2), 1e-3), np.ones(2))
     trained = hp.train(problem, hp.SGP(20, 0.3), RING, key=0)
     status = hp.hypergradient(trained.task, hp.TreeCG(), RING, key=0).status
     assert status.residual is not None
     assert status.residual > 0.1
-    assert status.converged  # what it changes of the hypergradient is little, as that is of the size of 3
+    assert status.converged  # the hypergradient has size 3, so its change is relatively small
     alone = hp.hypergradient(problem.at(params=trained.params), hp.TreeCG(), RING, key=0).status
     assert (alone.converged, alone.reason) == (False, "unsolved")
 
 
 def test_negative_curvature_at_the_mean_params_is_ill_posed():
-    """Clients stand where their own costs are convex; between them is a maximum."""
+    """Clients are at points where their own costs are convex, but the mean of these points is a maximum."""
 
     def inner(x, hyper, batch):
         return (x**2 - 1) ** 2 + 0.01 * hyper * x
@@ -260,7 +269,7 @@ def test_peers_that_look_at_no_curvature_find_out_whether_they_agree():
 
 
 class Alone(Regression):
-    """The same clients, each with its own solution."""
+    """The same clients with separate solutions."""
 
     def __init__(self):
         super().__init__()
@@ -268,13 +277,13 @@ class Alone(Regression):
         self.solutions = np.linalg.solve(self.hessians, pulls[..., None])[..., 0]
 
     def values(self, params):
-        """Every client's hypergradient through its own Hessian."""
+        """Return every client's hypergradient through its own Hessian."""
         misses = np.einsum("kmi,ki->km", self.validation, params) - self.held_out
         source = np.einsum("kmi,km->ki", self.validation, misses) / EXAMPLES
         return -self.weight * np.sum(params * np.linalg.solve(self.hessians, source[..., None])[..., 0], axis=1)
 
     def judged_alone(self, params):
-        """(residual, moved): root mean squares over clients."""
+        """Return (residual, moved) as root mean squares over clients."""
         away = np.linalg.norm(params - self.solutions, axis=1) / np.linalg.norm(params, axis=1)
         here, there = self.values(params), self.values(self.solutions)
         return np.sqrt(np.mean(away**2)), np.linalg.norm(here - there) / np.linalg.norm(there)
@@ -308,7 +317,9 @@ def test_nested_algorithms_of_clients_alone_are_judged_by_their_own_solutions():
 
 
 def hidden_system(least, part):
-    """A mean Hessian with one weak direction, of which the outer gradient has this part, and unlike clients."""
+    """Return heterogeneous clients whose mean Hessian has one weak direction, with this part of the outer gradient
+    along it.
+    """
     random, d = np.random.default_rng(1), 8
     basis = np.linalg.qr(random.normal(size=(d, d)))[0]
     noise = 0.2 * random.normal(size=(6, d, d))
@@ -321,7 +332,7 @@ def hidden_system(least, part):
 
 @pytest.mark.parametrize("method", [hp.TrackedHGP(), hp.Automatic(trust=False)], ids=type)
 def test_estimates_that_overlook_a_weak_direction_are_compared_with_tree_cg(method):
-    """Tracked steps see no direction in which the outer gradient has no part; their own verdict is *converged*."""
+    """Tracked steps miss a direction along which the outer gradient is zero, and report *converged*."""
     network, own = hp.networks.RandomDirected(6), []
     for loss in (0.0, 0.2):
         engine = hp.Simulate(faults=hp.Faults(loss=loss) if loss else None)

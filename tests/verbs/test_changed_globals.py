@@ -1,4 +1,4 @@
-"""A global or a closure that a loss, a metric or a schedule reads may change between two calls of one process."""
+"""Globals or closures that a loss, a metric or a schedule reads may change between two calls in one process."""
 
 import functools
 import types
@@ -62,7 +62,7 @@ def test_a_metric_is_read_anew():
 
 def test_a_schedule_is_read_anew():
     np.testing.assert_allclose(run().params, 1.0, rtol=1e-5)
-    RATE[0] = 0.0  # (1 − 2η)^40 of the distance is left, which is all of it
+    RATE[0] = 0.0  # the remaining distance is (1 − 2η)^40 = 1 of the initial one
     np.testing.assert_allclose(run().params, 0.0, atol=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_nothing_compiles_where_nothing_changed():
 
 
 class Shifted(eqx.Module):
-    """A cost that has a number."""
+    """A cost with a numeric field."""
 
     by: float
 
@@ -119,9 +119,9 @@ def test_a_number_of_a_cost_compiles_nothing_and_what_its_code_reads_does():
 
 
 class Settings:
-    """What costs read by attribute."""
+    """An object whose attributes the costs read."""
 
-    scale = 1.0  # of the class
+    scale = 1.0  # a class attribute
 
     def __init__(self):
         self.own = 1.0

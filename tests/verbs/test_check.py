@@ -1,4 +1,4 @@
-"""`hp.check` on quadratics, whose solution, hyper-gradient and spectrum NumPy knows."""
+"""`hp.check` on quadratics with solution, hypergradient and spectrum known to NumPy."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -51,7 +51,7 @@ def test_what_it_suggests():
     np.testing.assert_allclose((found.smallest, found.largest), (low, high), rtol=1e-5)
     assert found.suggested_step_size == pytest.approx(1 / high)
     assert found.suggested_steps == int(np.ceil(np.log(1e-4) / np.log(1 - low / high)))
-    # A sender keeps one half and passes on the other: the second eigenvalue of P is (1 + i)/2.
+    # Each sender keeps one half and sends the other; the second eigenvalue of P is (1 + i)/2.
     assert found.tenfold == pytest.approx(-1 / np.log10(np.sqrt(0.5)), rel=0.05)
 
 
@@ -67,7 +67,7 @@ def test_it_is_printed_on_one_screen_the_problem_first():
 
 
 def test_it_says_how_the_problem_is():
-    """The Jacobian of the solution is −(Σ A)⁻¹C_iᵀ; what a ring sends has gone around after n − 1 rounds."""
+    """The Jacobian of the solution is −(Σ A)⁻¹C_iᵀ; in a ring, messages reach all clients after n − 1 rounds."""
     found, (low, *_, high) = good(), EIGENVALUES
     hessians, couplings = (np.asarray(SETTING.first[name], float) for name in ("hessian", "coupling"))
     assert found.condition == pytest.approx(high / low, rel=1e-4)
@@ -97,7 +97,7 @@ def test_too_large_a_step_and_too_low_an_order_are_named():
 
 
 def test_params_far_from_the_solution_are_named():
-    """The estimate is still taken at the solution, and passes."""
+    """The estimate is still taken at the solution, and passes the check."""
     shift = np.zeros((4, 4), np.float32)
     shift[1] = 2.0
     found, hessian = check(shift=shift), SETTING.first["hessian"].mean(0)
@@ -105,7 +105,7 @@ def test_params_far_from_the_solution_are_named():
     assert found.given_distance == pytest.approx(4, rel=1e-4)
     assert found.given_spread == pytest.approx(3, rel=1e-4)
     assert found.given_gradient_norm == pytest.approx(np.linalg.norm(hessian @ np.full(4, 0.5)), rel=1e-4)
-    # Client 1's outer gradient is taken at its own params, its Hessian is the same everywhere.
+    # Client 1's outer gradient is taken at its own params; its Hessian is the same everywhere.
     second, n = SETTING.second, 4
     moved = second["map"][1].T @ second["map"][1] @ np.full(4, 2.0) / n
     change = SETTING.first["coupling"] @ np.linalg.solve(SETTING.first["hessian"].sum(0), moved)
@@ -121,7 +121,7 @@ def test_wrong_derivatives_are_noticed():
 
     found = check(costs={"outer": outer})
     assert not found.passed
-    # The estimate is what automatic differentiation says, and the differences are those of the right problem.
+    # The estimate equals automatic differentiation, while the differences are those of the intended problem.
     assert found.reference_error < 1e-5
     assert found.difference_error > 0.05
     np.testing.assert_allclose(found.differences, good().differences, rtol=1e-6)
@@ -129,7 +129,7 @@ def test_wrong_derivatives_are_noticed():
 
 
 def test_an_inner_problem_without_a_solution_is_named():
-    """Its infimum lies at infinity: every gradient is as small as one likes, and no params are the solution."""
+    """The infimum is at infinity: gradients become arbitrarily small, but no params solve the problem."""
     found = check(costs={"inner": lambda x, h, b: jnp.sum(jax.nn.softplus(x))}, directions=1)
     assert not found.solved
     assert not found.passed
@@ -153,13 +153,13 @@ def test_other_targets_are_compared_with_what_they_are(estimator):
     assert found.passed
     assert max(found.difference_error, found.reference_error) < 1e-5
     assert np.linalg.norm(found.differences) > 0.1
-    # It would not pass for the hyper-gradient of everybody's mean cost.
+    # The estimate differs from the hypergradient of the clients' mean cost.
     assert np.linalg.norm(found.reference - SETTING.truth) > 0.1
 
 
 def test_estimators_of_the_steps_of_sgp_differ_by_design():
     found = replace(good(), estimator=hp.hypergradients.VRHGP(5, 0.1))
-    # On random links, which nobody has observed: it takes their means.
+    # No links were observed on these random links, so it uses their means.
     by_means = hp.check(
         hp.tasks.quadratic(3, seed=0), hp.hypergradients.DirectedRB(5, 0.1), hp.networks.RandomDirected(3), key=0
     )

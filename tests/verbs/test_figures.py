@@ -1,4 +1,4 @@
-"""Tables and figures."""
+"""Tables and figures of results."""
 
 import io
 

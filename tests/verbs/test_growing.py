@@ -1,4 +1,4 @@
-"""One party's numbers that leave for infinity: growing in words, never a silent result."""
+"""A diverging run of one party is reported as growing, and never ends silently."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ def at(size):
 
 
 def test_a_cost_a_million_times_the_starts_is_growing_though_params_are_not():
-    """The ridge is λ‖x‖² / 2 with λ = 1e-2 at most, so params of 1e5 cost some 1e8 or more."""
+    """The ridge penalty is λ‖x‖² / 2 with λ of up to 1e-2, so params of 1e5 cost about 1e8 or more."""
     start = at(0.1)
     assert judge_growth(Status(), start, at(10.0)) is None
     grown = judge_growth(Status(), start, at(1e5))
@@ -40,7 +40,7 @@ def test_an_estimate_far_beyond_its_parts_is_growing():
     grown = judge_estimate_growth(Status(True, "tolerance"), OWN, 1e12 * value)
     assert (grown.converged, grown.reason) == (False, "growing")
     assert "the hypergradient is 1e+12" in grown.hint
-    assert grown_estimate(TASK, 1e12 * value) == ""  # of all clients, certificates tell more
+    assert grown_estimate(TASK, 1e12 * value) == ""  # for all clients, certificates give more information
 
 
 def test_doubts_of_a_run_stay_with_every_later_status():

@@ -1,4 +1,4 @@
-"""Panels of results: numbers that are theirs, and pictures that can be drawn."""
+"""Panels of results contain the results' numbers, and their figures can be drawn."""
 
 import io
 import json
@@ -79,7 +79,7 @@ def test_all_pictures_fit_in_one_figure():
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
     assert sorted(titles) == sorted(panel.title for panel in PICTURES)
     assert figure._repr_png_()[:4] == b"\x89PNG"
-    assert matplotlib.rcParams["axes.spines.top"]  # the style is not left behind
+    assert matplotlib.rcParams["axes.spines.top"]  # the figure style is restored
 
 
 def test_an_svg_has_its_own_ids_and_a_name():

@@ -1,4 +1,4 @@
-"""Programs that are no method's run like verbs: checked, and counted."""
+"""`hp.run` checks and counts programs that belong to no method, as verbs do."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,7 @@ def run(program=None, **options):
 
 def test_states_and_costs_are_those_of_the_program():
     found = run()
-    np.testing.assert_allclose(found.states, 3.0 + STEPS)  # the mean, and one datum of 1 in each step
+    np.testing.assert_allclose(found.states, 3.0 + STEPS)  # the mean, plus a datum of 1 in each step
     assert (found.costs.rounds, found.costs.floats) == (STEPS, STEPS)  # one float to the server in each step
 
 

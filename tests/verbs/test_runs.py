@@ -1,4 +1,4 @@
-"""Several problems at once end where each ends alone, for the messages of one."""
+"""Several problems at once give the results of separate runs, for the messages of one."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,14 +29,14 @@ def test_each_run_ends_where_it_ends_alone(method, engine):
         assert judged.residual is not None
         assert judged.residual <= 1e-6
         assert judged.disagreement == pytest.approx(each.status.disagreement, abs=1e-12)
-    # They wait for the slowest, and share its rounds.
+    # All runs wait for the slowest one and share its rounds.
     assert found.costs.rounds == max(each.costs.rounds for each in alone)
     assert found.costs.floats <= 3 * max(each.costs.floats for each in alone)
 
 
 @pytest.mark.usefixtures("float64")
 def test_each_run_is_judged_as_it_would_be_alone():
-    """Clients alone with cost ½(x − a)² + λx²/2: each step multiplies the distance by 1 − η(1 + λ)."""
+    """Clients alone have the cost ½(x − a)² + λx²/2, so each step multiplies the distance by 1 − η(1 + λ)."""
     task = hp.Task(
         inner=lambda x, hyper, a: (x - a) ** 2 / 2 + hyper * x**2 / 2,
         outer=lambda x, hyper, a: (x - a) ** 2,
@@ -57,7 +57,7 @@ def test_each_run_is_judged_as_it_would_be_alone():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "method",
-    # Tracked steps share no messages and run one after the other.
+    # Tracked runs share no messages and follow one another.
     [hp.TreeNewton(), pytest.param(hp.TrackedSGP(tolerance=1e-9), marks=pytest.mark.long)],
     ids=["TreeNewton", "TrackedSGP"],
 )
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused():
 
 
 class Shorter(hp.extend.InnerSolver):
-    """It ends with other params than it was given."""
+    """Solver that returns fewer params than it was given."""
 
     info = hp.LocalSGD.info
 

@@ -1,4 +1,4 @@
-"""A run that is kept in a folder resumes, returns or is refused; a fresh process predicts with what it saved."""
+"""A run kept in a folder resumes, returns its result or is refused; a new process predicts with the saved models."""
 
 import functools
 import json
@@ -74,7 +74,7 @@ def test_params_of_another_run_among_the_files_are_refused(tmp_path):
 
 
 def test_what_was_read_back_leads_on_as_what_was_saved(tmp_path):
-    """The links that clients saw are needed on a random network, and so is its time."""
+    """On a random network a later estimate needs the observed links and the network's time."""
     task, network = make_task(), hp.networks.RandomDirected(len(NAMES))
 
     def estimate():
@@ -155,7 +155,7 @@ def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
 
 
 class Interrupt(hp.hooks.Hook):
-    """Stops a run as Ctrl-C does, once it has got so far."""
+    """Hook that interrupts a run as Ctrl-C does, once the run has reached a given round."""
 
     def __init__(self, after):
         self.after = after
@@ -254,7 +254,7 @@ def test_a_run_is_not_continued_on_another_task_unnoticed(tmp_path):
         continued = hp.load(tmp_path / "run", task=other, changed=[name]).result.task
         assert same(continued.params, trained.params)
         assert continued.train[0].shape == other.train[0].shape
-    with jax.enable_x64(True):  # other bits of the same numbers
+    with jax.enable_x64(True):  # the same numbers in another precision
         assert same(hp.load(tmp_path / "run", task=make()).result.params, trained.params)
     with pytest.raises(hp.InvalidInput, match="changed: got 'labels'"):
         hp.load(tmp_path / "run", task=make(), changed=["labels"])

@@ -1,4 +1,4 @@
-"""Several seeds as one result: the same class, a leading axis, mean and spread."""
+"""Several seeds as one result: the same class with a leading axis, mean and spread."""
 
 import numpy as np
 import pytest

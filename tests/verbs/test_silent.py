@@ -1,4 +1,4 @@
-"""Wrong input that used to pass in silence: NaN losses, columns out of scale, zero Hessians, doubts nobody printed."""
+"""Invalid input that once passed silently: NaN losses, columns out of scale, zero Hessians, and unprinted warnings."""
 
 import re
 from typing import Any
@@ -42,7 +42,7 @@ def make(rows=ROWS, labels=LABELS, loss=entropy, **options):
 
 
 def test_nan_losses_name_client_and_example():
-    """Labels 1 … 3 instead of 0 … 2: the gradient of a NaN loss is finite here, so training used to go on."""
+    """Labels are 1 … 3 instead of 0 … 2. The gradient of a NaN loss is finite here, so training once continued."""
     labels = np.where(np.arange(CLIENTS)[:, None] == 0, np.minimum(LABELS, 1), LABELS + 1)
     first = int(np.argmax(labels[1] == 3))
     number = int(np.sum(labels == 3))

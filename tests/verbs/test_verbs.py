@@ -1,4 +1,4 @@
-"""The verbs on quadratics: the way from training to a solution, numbers that compile nothing, and mistakes refused."""
+"""The verbs on quadratics: from training to a solution, numbers that need no compilation, and refused mistakes."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def metric(x, hyper, batch):
 
 
 def test_from_training_to_a_solution():
-    """Exact averages and enough steps: every verb is at its closed form."""
+    """With exact averages and enough steps, every verb reaches its closed form."""
     task = quadratic(CLIENTS, 7)
     first, second, hypers = jax.tree.map(np.asarray, (task.train, task.validation, task.hypers))
     step_size = float(1 / np.linalg.eigvalsh(first["hessian"].mean(0)).max())
@@ -84,9 +84,9 @@ CALLS = {
 @pytest.mark.parametrize("engine", some(ENGINES, ["shard", "threads"]))
 @pytest.mark.parametrize("call", some(CALLS, ["PDBO"]))
 def test_a_new_number_compiles_nothing(call, engine, compiled):  # noqa: F811
-    """Numbers of the method, and the L2 rate of the task, which is a part of what is recorded, too.
+    """Change numbers of the method and the task's L2 rate, which also affects the recorded cost.
 
-    The common suite asks all methods on `Simulate`.
+    The common suite tests all methods on `Simulate`.
     """
     task = quadratic(CLIENTS, 0)
     call(task.with_l2(0.1), 0.1, key=0, engine=engine)
@@ -100,7 +100,7 @@ def test_a_new_number_compiles_nothing(call, engine, compiled):  # noqa: F811
 
 @pytest.mark.parametrize("verb", ["train", "solve"])
 def test_a_number_of_a_recorded_cost_is_the_new_one(verb):
-    """Nothing is compiled anew, and still the cost that is recorded is that of this task."""
+    """Nothing is compiled anew, but the recorded cost is that of the current task."""
     task = quadratic(CLIENTS, 0)
     costs = []
     for rate in (0.0, 1.0, 2.0):
@@ -120,10 +120,10 @@ def test_tuning_compiles_a_structure_once(compiled):  # noqa: F811
         found = hp.tune(task, hp.SGP(steps, 0.1), NETWORK, key=0, over={"step_size": values}, on="validation")
         return compiled[0] - before, found
 
-    tuned([0.1], steps=3)  # what does not depend on the program
+    tuned([0.1], steps=3)  # compile all parts that do not depend on the program
     few, _ = tuned([0.1])
     many, found = tuned(NUMBERS)
-    assert many <= few + 1  # that the program is another one for five settings than for one, and no more
+    assert many <= few + 1  # at most the program for five settings is compiled in addition
     runs: list[Any] = [hp.train(task, hp.SGP(4, value), NETWORK, key=0, every=4) for value in NUMBERS]
     costs = [run.history.cost[-1].mean() for run in runs]
     np.testing.assert_allclose([row.score for row in found.rows], costs, rtol=1e-5)
@@ -135,7 +135,7 @@ def test_tuning_takes_the_keys_of_its_seeds():
     over = {"step_size": [0.05, 0.1]}
     found = hp.tune(task, method, network, key=0, over=over, on="validation", seeds=[3, 4])
     own = [hp.tune(task, method, network, key=key, over=over, on="validation") for key in (3, 4)]
-    assert abs(own[0].rows[1].score - own[1].rows[1].score) > 1e-6  # the links matter
+    assert abs(own[0].rows[1].score - own[1].rows[1].score) > 1e-6  # the links affect the score
     for number, row in enumerate(found.rows):
         np.testing.assert_allclose(row.by_seed, [each.rows[number].score for each in own], rtol=1e-5)
 
@@ -145,12 +145,13 @@ def test_tuning_on_links_that_lose_messages_scores_what_training_reaches_there()
     found = hp.tune(task, hp.SGP(6, 0.1), network, key=0, over={"step_size": [0.1]}, on="validation", engine=engine)
     trained: Any = hp.train(task, hp.SGP(6, 0.1), network, key=0, every=6, engine=engine)
     reliable: Any = hp.train(task, hp.SGP(6, 0.1), network, key=0, every=6)
-    assert abs(trained.history.cost[-1].mean() - reliable.history.cost[-1].mean()) > 1e-4  # losses matter
+    # lost messages affect the cost
+    assert abs(trained.history.cost[-1].mean() - reliable.history.cost[-1].mean()) > 1e-4
     np.testing.assert_allclose(found.best_row.score, trained.history.cost[-1].mean(), rtol=1e-5)
 
 
 def test_tuning_on_such_links_runs_the_method_as_a_solution_does():
-    """Estimators forget between outer steps where messages are lost."""
+    """On links that lose messages, estimators keep no memory between outer steps."""
     task, network, engine = quadratic(CLIENTS, 0), hp.networks.Ring(CLIENTS), hp.Simulate(faults=hp.Faults(loss=0.3))
     estimator = hp.TrackedHGP(4, 0.1, pushes=2, tolerance=None)
     method = hp.PDBO(hp.SGP(6, 0.1), estimator, hp.optimizer("sgd", learning_rate=0.1), steps=3)
@@ -176,7 +177,7 @@ def test_links_seen_on_one_network_are_of_no_use_on_another():
     np.testing.assert_array_equal(estimate(trained.task, other).value, forgotten.value)
     assert np.any(estimate(trained.task, other, links=links).value != forgotten.value)
     assert estimate(trained.task, other).task.point.step == 5
-    # On the network where they were seen they are used, and its time goes on.
+    # On the network where they were observed, links are used and the network's time continues.
     again = estimate(trained.task, seen)
     assert again.task.point.step == 25
     with pytest.raises(hp.InvalidInput, match=r"run hp\.train"):

@@ -1,10 +1,11 @@
-"""Bilevel algorithms that move params and hypers together, behind one interface.
+"""The common interface of bilevel algorithms, which move params and hypers together.
 
-With outer consensus and unlike clients, they end at different points (mathematics.md):
+If clients have different costs and must agree on the hypers x, algorithms end at different points (mathematics.md):
 
 - x_G minimizes the mean outer cost at the common inner solution.
-- x_L is the zero of the clients' mean own hypergradient at their own inner solutions.
-- x_M is the same with each client's own Hessian at the common inner solution.
+- At x_L the mean of the clients' own hypergradients is zero, each at the client's own inner solution.
+- At x_M the mean of the clients' hypergradients is zero, each with the client's own Hessian at the common inner
+  solution.
 """
 
 from collections.abc import Callable
@@ -33,10 +34,11 @@ class Ends(eqx.Module):
     Args:
         first: v_i of the first step.
         last: v_i of the last step.
-        terms: Size of the two terms of the first; 0 if the estimator does not report it.
-        error: Largest estimated relative error of the first; below 0 if unknown.
-        first_params: Params of the first; None if its estimator judged them.
-        last_point: Params and hyper of the last; None unless its estimator claims an error without a probe.
+        terms: Sum of the norms of the two terms of `first`; 0 if the estimator does not report it.
+        error: Largest estimated relative error of `first`; below 0 if unknown.
+        first_params: Params at which `first` was estimated; None if the estimator judged them itself.
+        last_point: Params and hyper at which `last` was estimated; None unless the estimator claims an error without a
+            random probe.
     """
 
     first: PyTree
@@ -54,7 +56,7 @@ class BilevelState(eqx.Module):
         params: x_i.
         hyper: λ_i.
         links: Link estimates of the client; None if no estimator needs them.
-        best_step: Step of params and hyper, with early stopping; None without.
+        best_step: Outer step from which params and hyper are, with early stopping; None without.
 
     Example:
         >>> import jax.numpy as jnp
@@ -66,16 +68,16 @@ class BilevelState(eqx.Module):
     params: PyTree
     hyper: PyTree
     links: LinkEstimates | None = None  # for estimators that reverse links
-    best_step: Int[Array, "*clients"] | None = None  # step of params and hyper, with early stopping
-    report: Report | None = None  # of the inner solves and estimates so far
+    best_step: Int[Array, "*clients"] | None = None  # outer step of params and hyper, with early stopping
+    report: Report | None = None  # report of the inner solves and estimates so far
     size: Float[Array, "*clients"] | None = None  # ‖v_i‖ at the first outer step
-    judge: Bool[Array, "*clients"] | None = None  # True or None: judge params on the way
+    judge: Bool[Array, "*clients"] | None = None  # True or None: judge params during the run
     ends: Ends | None = None  # the first and the last hypergradient of nested loops
-    solved: Report | None = None  # of the last inner solve of nested loops; empty without a report
+    solved: Report | None = None  # report of the last inner solve of nested loops; empty if the solver reports nothing
 
 
 class _HasSteps:
-    """Plain class for the type of `steps`: in a module it would be the first argument of every algorithm."""
+    """Declare the type of `steps`; as a field of a module it would become every algorithm's first argument."""
 
     steps: int
 
@@ -83,8 +85,8 @@ class _HasSteps:
 class Algorithm(Method, _HasSteps):
     """A bilevel algorithm, which moves params and hypers together.
 
-    Its program works on `BilevelState` states, and its loop is called `LOOP`. The states inside that loop have the
-    fields `params` and `hyper`. Clients' data are `Data`.
+    The algorithm's program works on states of type `BilevelState`, and its outermost loop is called `LOOP`. The states
+    inside that loop have the fields `params` and `hyper`. Each client's data are a `Data`.
 
     Example:
         >>> import hyperpush as hp
@@ -92,21 +94,21 @@ class Algorithm(Method, _HasSteps):
         True
     """
 
-    nested: ClassVar[bool] = False  # True: it solves the inner problem before it estimates a hypergradient
+    nested: ClassVar[bool] = False  # True: solves the inner problem before each hypergradient
     sample: ClassVar[str] = "MDBO(steps=…, outer_step_size=…, inner_step_size=…)"
 
     @property
     def loop(self) -> str:
-        """Name of the main loop."""
+        """Name of the outermost loop."""
         return LOOP
 
     @property
     def hides(self) -> bool:
-        """True if it adds noise to its messages; then no other message may depend on the data."""
+        """True if the algorithm adds noise to its messages; then no other message may depend on the data."""
         return False
 
     def iterate(self, iteration: Node, enter: Callable[[BilevelState, Context], Any], *before: Node) -> Node:
-        """Return a program: `before`, then `steps` times `iteration`, on the states that `enter` makes.
+        """Return a program that runs `before` once and `iteration` `steps` times, on the states that `enter` makes.
 
         These states need the fields `params` and `hyper`.
         """
@@ -119,7 +121,7 @@ class Algorithm(Method, _HasSteps):
 
 
 class TwoLevelDescent(Algorithm):
-    """Algorithm that descends on both levels, with one step size per level."""
+    """The base class of algorithms that descend on both levels, with one step size per level."""
 
     steps: Whole = eqx.field(static=True)
     outer_step_size: Rate = eqx.field(converter=as_number)
@@ -141,5 +143,5 @@ def move_towards(point: T, goal: PyTree, share: object) -> T:
 
 
 def track(mean: T, new: PyTree, old: PyTree) -> T:
-    """Return the estimate of the mean gradient after the client's own gradient changed from `old` to `new`."""
+    """Return the tracked mean gradient `mean` after the client's own gradient changed from `old` to `new`."""
     return jax.tree.map(lambda m, new, old: m + new - old, mean, new, old)

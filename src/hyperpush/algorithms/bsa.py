@@ -22,7 +22,7 @@ class _State(PooledState):
 
 
 class BSA(PooledDescent):
-    """Bilevel stochastic approximation: inner steps until the params fit, then one outer step.
+    """Bilevel stochastic approximation: in every iteration several inner steps, then one outer step.
 
     All clients share the params y and the hypers x. With the mean inner cost g, the mean outer cost F,
     H = ∂²_yy g and J = ∂²_xy g (Ghadimi and Wang, arXiv:1802.02246), iteration k = 0, 1, … is
@@ -42,12 +42,12 @@ class BSA(PooledDescent):
     2. The hypers are not projected to a set.
 
     Args:
-        steps: Outer iterations. With 0 every client gets the mean of the starts.
+        steps: Outer iterations. With 0 every client gets the mean of the initial values.
         outer_step_size: α, above 0; a number or a schedule. Halve it if the run diverges.
         inner_step_size: β, above 0; a number or a schedule. Constant steps need β < 2/λ_max(H).
         inner_steps: Inner steps of the first iteration, at least 1.
-        growth: Exponent from 0 to 1. 0 takes `inner_steps` in every iteration; the paper takes ½. A new value
-            recompiles the program.
+        growth: Exponent from 0 to 1. 0 takes `inner_steps` in every iteration; the default ½ is the paper's. A new
+            value recompiles the program.
         inverse: Method that applies H⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
         batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
         restart: Start the inner steps of every iteration from the first params instead of the last ones.

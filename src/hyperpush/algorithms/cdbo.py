@@ -20,9 +20,9 @@ from hyperpush.task.problem import Problem
 class AgreedHypers(eqx.Module):
     """A client's push-sum state of the common hypers."""
 
-    z: PyTree
-    mass: Float[Array, ""]  # ω
-    tracker: PyTree  # y; None without tracking
+    z: PyTree  # hypers times ω
+    mass: Float[Array, ""]  # push-sum weight ω
+    tracker: PyTree  # y, which tracks the mean hypergradient; None without tracking
     last: PyTree  # gradient last added to y; None without tracking
 
     def per_mass(self, tree: PyTree) -> PyTree:
@@ -33,15 +33,17 @@ class AgreedHypers(eqx.Module):
 class CDBO(PDBO):
     """Consensus bilevel optimization: all clients agree on one hyper that minimizes the mean outer cost.
 
-    It is `PDBO` with `pushes` rounds of push-sum after each step, so that the hypers λ_i = z_i/ω_i agree. The mean of
-    g_i is dF̄/dλ for a common λ, `update` is the outer optimizer's (−rate·g for SGD), and P holds the push-sum weights:
+    It is `PDBO` with `pushes` rounds of push-sum after each step, so that the hypers λ_i = z_i/ω_i agree. Each client's
+    hypergradient is scaled to g_i, so that the mean of all g_i is dF̄/dλ for a common λ. With the outer optimizer's
+    `update` (−rate·g for SGD), the push-sum weights P and trackers y, a step is
 
         tracked:      y_i ← y_i + g_i − (g_i before);  z ← P(z + ω·update(y/ω)),  ω ← Pω,  y ← Py
         not tracked:  z ← P(z + update(g)),  ω ← Pω
 
     Tracking is Push-DIGing (Nedić, Olshevsky and Shi, arXiv:1607.03218). It gives every client the mean gradient, so
-    hypers reach a stationary point of F̄ with any optimizer at any rate that converges. With `averaging="tree"` every
-    step takes exact means along a tree instead, λ ← mean(λ) + update(mean(g)), and all clients hold the same hyper.
+    hypers reach a stationary point of F̄ with any optimizer, if its rate is small enough to converge. With
+    `averaging="tree"` every step takes exact means along a tree, λ ← mean(λ) + update(mean(g)). Then all clients hold
+    the same hyper.
 
     **Use it** where one hyper must suit all clients, on directed or changing networks. The task needs `common=True`.
     **Avoid it** where hypers may differ (`PDBO`), or if every client trains alone (`CDBOLocal`).
@@ -49,9 +51,9 @@ class CDBO(PDBO):
     Departures from "Personalized decentralized bilevel optimization over stochastic and directed networks", which
     proposes SGP on the outer level:
 
-    1. `tracked` and `averaging="tree"` are not in the paper. Without tracking, messages are half as large. But a
-       constant rate then leaves an error of order rate between unlike clients, and optimizers that are not linear in
-       the gradient, such as Adam, end elsewhere.
+    1. `tracked` and `averaging="tree"` are not in the paper. Without tracking, messages are half as large. But then a
+       constant rate leaves an error of the order of the rate if clients' costs differ. And optimizers that are not
+       linear in the gradient, such as Adam, end at another point.
 
     Args:
         inner: The inner solver, as in `PDBO`.
@@ -69,7 +71,7 @@ class CDBO(PDBO):
         InvalidInput: An option is out of range, or solver and estimator do not fit together.
 
     Example:
-        Clients pull a common x = λ to 1, 2 and 6; their mean cost is least at λ = 3.
+        The clients' costs pull a common x = λ to 1, 2 and 6. The mean cost is least at λ = 3.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
@@ -106,7 +108,7 @@ class CDBO(PDBO):
         return AgreedHypers(hyper, jnp.ones(()), zeros, zeros)
 
     def move(self, outer: optax.GradientTransformation, problem: Problem) -> Node:
-        # The derivative by a common λ is the sum of the estimates of d_{λ_i} F̄, or the mean of those of own costs.
+        # The derivative by a common λ is the sum of estimates of d_{λ_i} F̄, or the mean of derivatives of own costs.
         adds_up = self.hypergradient.info.target == "global"
 
         def own_gradient(state: OuterState, ctx: Context) -> PyTree:

@@ -19,9 +19,9 @@ from hyperpush.task.problem import Problem
 class DSBOJHIP(ProductTracking):
     """Decentralized bilevel optimization by a Jacobian–Hessian-inverse product, computed as a matrix.
 
-    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost. H_i = ∂²_yy g_i,
-    J_i = ∂²_xy g_i, and W is doubly stochastic. Gradient tracking finds Z ≈ J̄ H̄⁻¹ (Chen, Huang and Ma,
-    arXiv:2206.05670):
+    Clients share the hypers x and the params y. Client i has the outer cost f_i, the inner cost g_i, H_i = ∂²_yy g_i
+    and J_i = ∂²_xy g_i. W holds doubly stochastic gossip weights. Gradient tracking with the tracker D finds
+    Z ≈ J̄ H̄⁻¹ (Chen, Huang and Ma, arXiv:2206.05670). An iteration is, with numbers of repetitions on the left,
 
         inner_steps ×    y ← Wy − β ∂_y g_i(x, y)
         product_steps ×  Z⁺ = WZ − γD,  D⁺ = WD + G_i(Z⁺) − G_i(Z),  G_i(Z) = Z H_i − J_i
@@ -30,7 +30,7 @@ class DSBOJHIP(ProductTracking):
     D starts from the client's own G_i(Z) in every iteration; Z continues from its last value.
 
     **Use it** on small models. **Avoid it** on larger ones: it sends matrices of params × hypers, while `MADSBO` ends
-    at the same point with vectors. Constant steps leave an error of their order between unlike clients, which
+    at the same point with vectors. If clients' costs differ, constant step sizes leave an error of their order, which
     `tracked` removes.
 
     Departures from the paper:
@@ -39,7 +39,7 @@ class DSBOJHIP(ProductTracking):
        v ← W(v − γd). Trackers are never restarted, so one round of each per iteration suffices.
 
     Args:
-        steps: Iterations. With 0 nothing moves.
+        steps: Iterations. With 0 all values stay as they are.
         outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         product_step_size: γ, above 0; a number or a schedule by iteration, with the same limit as β.

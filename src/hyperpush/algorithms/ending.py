@@ -31,7 +31,7 @@ class Given(eqx.Module):
         params: x_i.
         hyper: λ_i.
         start: ‖params before training‖.
-        size: ‖v‖ at the start of the run, of the mean v if hypers are common; 0 if unknown.
+        size: ‖v_i‖ at the start of the run, or the norm of the mean v_i if hypers are common; 0 if unknown.
         judge: True judges the params as they are before solving. False only solves and estimates.
         look: True also computes the gradient for x_L or x_M.
     """
@@ -54,7 +54,7 @@ class Ending(eqx.Module):
         training: Report of the inner solver.
         estimate: Report of the estimate at solved params.
         value: v_i at solved params.
-        terms: Size of the two terms of v_i.
+        terms: Sum of the norms of the two terms of v_i.
         other: Client i's part of the gradient that vanishes at x_L or x_M; zeros without `look`.
     """
 

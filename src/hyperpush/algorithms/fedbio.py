@@ -18,27 +18,28 @@ from hyperpush.task.problem import Problem
 
 
 class LocalState(eqx.Module):
-    """A client between two averages."""
+    """A client's state between two averages of the hypers."""
 
     params: PyTree
     hyper: PyTree
-    estimates: tuple[PyTree, PyTree]  # ν, ω
-    step: Int[Array, ""]  # local steps taken
+    estimates: tuple[PyTree, PyTree]  # ν of h_i and ω of ∂_y g_i
+    step: Int[Array, ""]  # number of local steps taken
 
 
 class FedBiO(ImplicitDescent):
     """Federated bilevel optimization: local steps on both levels, hypers averaged at intervals.
 
-    Each client has its own params y_i; the hypers x_i become common. With its inner cost g_i and its own
-    hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i (Li, Huang and Huang, arXiv:2205.01608):
+    Each client has its own params y_i; the hypers x_i become common. Client i has the inner cost g_i and the outer
+    cost F_i, with H_i = ∂²_yy g_i and J_i = ∂²_xy g_i. Its hypergradient is h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. A round is
+    (Li, Huang and Huang, arXiv:2205.01608)
 
         repeat `local_steps` times:
             x_i ← x_i − α h_i(x_i, y_i),   y_i ← y_i − β ∂_y g_i(x_i, y_i)
         x_i ← mean of all x_k
 
     **Use it** where every client has its own inner problem and rounds are expensive. **Avoid it** where the inner
-    solution must be common: it ends at x_L, not at the minimizer of the mean outer cost. Several local steps at a
-    constant α leave an error of order α between unlike clients.
+    solution must be common. It ends at x_L, where the mean of the h_i is zero, not at the minimizer of the mean outer
+    cost. If clients' costs differ, several local steps at a constant α leave an error of order α.
 
     Departures from the paper:
 
@@ -79,11 +80,11 @@ class FedBiO(ImplicitDescent):
     local_steps: Count = eqx.field(static=True, default=1)
 
     def renew(self, problem: Problem, state: LocalState, new: Point, ctx: Context) -> tuple[PyTree, PyTree]:
-        """Return (ν, ω) after the step to the point `new`."""
+        """Return the estimates ν of h_i and ω of ∂_y g_i after the step to the point `new`."""
         return self.own_gradients(problem, new, ctx)
 
     def average_estimates(self) -> Node:
-        """Return the node that averages further estimates whenever hypers are averaged."""
+        """Return the node that averages estimates whenever hypers are averaged; empty for `FedBiO`."""
         return Sequence()
 
     def program(self, problem: Problem) -> Node:

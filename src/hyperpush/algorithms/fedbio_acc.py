@@ -19,11 +19,13 @@ from hyperpush.task.problem import Problem
 class FedBiOAcc(FedBiO):
     """FedBiO with momentum-based variance reduction on both levels.
 
-    Estimates ν of the client's own hypergradient h_i and ω of ∂_y g_i are corrected instead of computed anew (Li, Huang
-    and Huang, arXiv:2205.01608). At the new point (x⁺, y⁺), with both points on the same batch:
+    Each client keeps estimates ν of its own hypergradient h_i and ω of ∂_y g_i, with h_i and g_i as in `FedBiO`. They
+    are corrected instead of computed anew (Li, Huang and Huang, arXiv:2205.01608). A local step is, with derivatives at
+    the old point (x, y) and the new point (x⁺, y⁺) on the same batch,
 
-        x_i ← x_i − αν_i,   y_i ← y_i − βω_i
-        ν⁺ = h_i(x⁺, y⁺) + (1 − c)(ν − h_i(x, y)),   ω alike with ∂_y g_i
+        x⁺ = x − αν,   y⁺ = y − βω
+        ν⁺ = h_i(x⁺, y⁺) + (1 − c)(ν − h_i(x, y))
+        ω⁺ = ∂_y g_i(x⁺, y⁺) + (1 − c)(ω − ∂_y g_i(x, y))
 
     After `local_steps` such steps, x_i and ν_i become the means over all clients.
 

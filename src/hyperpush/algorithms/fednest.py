@@ -33,7 +33,9 @@ def corrected_steps(
     steps: int,
     key: PRNGKeyArray,
 ) -> PyTree:
-    """Repeat z ← z − rate·(g_i(z) − g_i(start) + pull) `steps` times from `start`, both gradients on the same batch.
+    """Return z after `steps` steps z ← z − rate·(g_i(z) − g_i(start) + pull) from `start`.
+
+    Both gradients of a step use the same batch.
 
     `pull` is the mean gradient at the start, so clients do not drift to their own minima.
     """
@@ -58,15 +60,15 @@ class FedNest(PooledDescent):
     A round on y takes `inner_steps` such steps from the common y, then the mean of all y_i. A round on x takes
     `outer_steps`. The mean of ∂_y g_k takes all examples; all other derivatives take mini-batches.
 
-    **Use it** where rounds with the server are expensive and clients are unlike: the correction keeps local steps from
-    drifting to the clients' own minima. **Avoid it** without a server: every round takes exact averages.
+    **Use it** where rounds with the server are expensive and clients' costs differ: the correction keeps local steps
+    from drifting to the clients' own minima. **Avoid it** without a server: every round takes exact averages.
 
     Departures from the paper:
 
     1. `inverse` is conjugate gradients on all examples by default. The paper draws a random `Neumann`.
 
     Args:
-        steps: Iterations. With 0 every client gets the mean of the starts.
+        steps: Iterations. With 0 every client gets the mean of the initial values.
         outer_step_size: α, above 0; a number or a schedule by iteration. Halve it if the run diverges.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         inner_rounds: Rounds with the server on y per iteration, at least 1.

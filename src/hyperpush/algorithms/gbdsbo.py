@@ -34,22 +34,23 @@ class Parts(eqx.Module):
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    means: Parts  # the client's estimates
-    own: Parts
+    means: Parts  # the client's estimates of the mean derivatives
+    own: Parts  # the client's own derivatives
 
 
 class GBDSBO(TwoLevelDescent):
     """Gossip-based decentralized stochastic bilevel optimization: gradients, Jacobians and Hessians by gossip.
 
-    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost; W is doubly stochastic.
-    Each client keeps estimates (s, h, U, V) of the mean derivatives (Yang, Zhang and Wang, arXiv:2206.10870):
+    Clients share the hypers x and the params y. Client i has the outer cost f_i and the inner cost g_i; W holds doubly
+    stochastic gossip weights. Each client keeps estimates (s, h, U, V) of the means of ∂_x f_i, ∂_y f_i, ∂²_xy g_i and
+    ∂²_yy g_i (Yang, Zhang and Wang, arXiv:2206.10870):
 
         x⁺ = Wx − α(s − U V⁻¹ h),   y⁺ = Wy − γ ∂_y g_i
         (s, h, U, V)⁺ = (1 − β)W(s, h, U, V) + β(∂_x f_i, ∂_y f_i, ∂²_xy g_i, ∂²_yy g_i)(x⁺, y⁺)
 
     **Use it** on small models, as the reference for methods that send vectors only. **Avoid it** on larger ones: it
-    sends d×d numbers per round. Constant steps and β leave an error of their order between unlike clients, which
-    `tracked` removes.
+    sends d×d numbers per round. If clients' costs differ, constant step sizes and a constant β leave an error of their
+    order, which `tracked` removes.
 
     Departures from the paper:
 
@@ -64,9 +65,10 @@ class GBDSBO(TwoLevelDescent):
         inner_step_size: γ, above 0; a number or a schedule by iteration. Constant steps need γ < 2/λ_max(V).
         averaging: β, above 0; a number or a schedule by iteration. 1 keeps no old estimate. Unused if
             `tracked`.
-        estimates: b, independent averages V_l of the Hessian for (1/L) Σ_{k≤b} Π_{l≤k} (I − V_l/L) h. The series is
-            unbiased with mini-batches, at b times the Hessians. None solves directly.
-        curvature: L of the series, above all eigenvalues of V; None solves directly.
+        estimates: b, at least 1: number of independent averages V_l of the Hessian in the series
+            V⁻¹h ≈ (1/L) Σ_{k≤b} Π_{l≤k} (I − V_l/L) h. Mini-batches add no bias to the series, but it takes b times as
+            many Hessians. None solves the linear system directly.
+        curvature: L of the series, above all eigenvalues of V; None solves the linear system directly.
         tracked: True follows the means of all derivatives by gradient tracking.
         batch_size: Examples per estimate; each draws its own mini-batch. None uses all.
 

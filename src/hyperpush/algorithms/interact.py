@@ -18,14 +18,15 @@ class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
     gradient: PyTree  # h_i at the last point
-    tracker: PyTree  # u
+    tracker: PyTree  # u, which tracks the mean of the h_i
 
 
 class INTERACT(TwoLevelDescent):
     """Inner gradient descent and outer gradient tracking, with one inner problem per client.
 
-    Each client has its own params y_i; the hypers x_i become common by gossip with doubly stochastic W. With its
-    inner cost g_i and its own hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i (Liu et al., arXiv:2207.13283):
+    Each client has its own params y_i; the hypers x_i become common by gossip with doubly stochastic W. Client i has
+    the inner cost g_i and the outer cost F_i, with H_i = ∂²_yy g_i and J_i = ∂²_xy g_i. Its hypergradient is
+    h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. The tracker u follows the mean of the h_i (Liu et al., arXiv:2207.13283):
 
         x⁺ = Wx − αu,   y⁺ = y − β ∂_y g_i(x, y),   u⁺ = Wu + h_i(x⁺, y⁺) − h_i(x, y)
 
@@ -37,7 +38,7 @@ class INTERACT(TwoLevelDescent):
     1. h_i is computed by conjugate gradients instead of an exact inverse.
 
     Args:
-        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        steps: Iterations, one round of gossip each. With 0 all values stay as they are.
         outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β and halve it if the run
             diverges.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).

@@ -1,4 +1,4 @@
-"""Ways to apply the inverse of the inner Hessian, and a client's own hypergradient estimates with them."""
+"""Methods that apply the inverse of the inner Hessian, and a client's own hypergradient by these methods."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,14 +24,14 @@ Point = tuple[PyTree, PyTree]  # (params, hyper)
 
 
 class ConjugateGradients(Configured):
-    """H⁻¹b by at most `steps` of conjugate gradients, on all examples (Hestenes and Stiefel 1952).
+    """Apply the inverse of the inner Hessian H by conjugate gradients on all examples (Hestenes and Stiefel 1952).
 
     **Use it** on full data sets. **Avoid it** with mini-batches, which it refuses: the inverse of a batch's Hessian is
     biased.
 
     Args:
-        steps: At least 1. With the number of params the result is exact up to rounding. About √(condition number of
-            H) steps give a good result.
+        steps: Largest number of steps, at least 1. As many steps as params give the exact result up to rounding. About
+            √(condition number of H) steps give a good result.
 
     Raises:
         InvalidInput: `steps` is below 1.
@@ -46,11 +46,13 @@ class ConjugateGradients(Configured):
 
 
 class Neumann(Configured):
-    """H⁻¹b ≈ η Σ_{m < terms} (I − ηH)^m b.
+    """Apply the inverse of the inner Hessian H by a truncated Neumann series.
 
-    With `random`, one random term replaces the sum: terms·η Π_{m ≤ p} (I − ηH_m) b, p uniform from 0 to terms − 1. Its
-    mean is the same (Ghadimi and Wang, arXiv:1802.02246). Every factor draws its own batch, so mini-batches add no
-    bias.
+        H⁻¹b ≈ η Σ_{m < terms} (I − ηH)^m b
+
+    With `random`, one random term replaces the sum: terms·η Π_{m ≤ p} (I − ηH_m) b, with p uniform from 0 to terms − 1.
+    This term has the same mean as the sum (Ghadimi and Wang, arXiv:1802.02246). Every factor draws its own batch, so
+    mini-batches add no bias.
 
     **Use it** with mini-batches. **Avoid it** on all examples, where `ConjugateGradients` needs fewer products.
     Truncation leaves an error of about (1 − ηλ_min)^terms.
@@ -103,7 +105,7 @@ Inverse = ConjugateGradients | Neumann
 
 
 class ImplicitDescent(TwoLevelDescent):
-    """Base of algorithms that descend on both levels and apply the inverse of an inner Hessian."""
+    """The base class of algorithms that descend on both levels and apply the inverse of an inner Hessian."""
 
     inverse: Inverse = eqx.field(default=ConjugateGradients(), kw_only=True)
     batch_size: OptionalCount = eqx.field(static=True, default=None, kw_only=True)
@@ -142,9 +144,9 @@ class ImplicitDescent(TwoLevelDescent):
 def correct(estimate: Callable[[PyTree], PyTree], kept: PyTree, new: PyTree, old: PyTree, forget: Any = 0.0) -> PyTree:
     """Return e(new) + (1 − forget)(kept − e(old)), with the estimates e of both points on the same batch.
 
-    Its noise is that of the difference, which vanishes with the step. STORM (Cutkosky and Orabona, arXiv:1905.10018)
-    forgets a little each time. SPIDER (Fang, Li, Lin and Zhang, arXiv:1807.01695) forgets nothing and restarts
-    periodically. `forget` is one number, or one per part of `kept`.
+    The correction adds only the noise of e(new) − e(old), which vanishes with the distance of the points. STORM
+    (Cutkosky and Orabona, arXiv:1905.10018) has a small `forget` above 0. SPIDER (Fang, Li, Lin and Zhang,
+    arXiv:1807.01695) has 0 and restarts periodically. `forget` is one number, or one per part of `kept`.
     """
     # vmap over both points computes values that do not depend on the point, such as the batch, once.
     both = jax.vmap(estimate)(jax.tree.map(lambda a, b: jnp.stack([a, b]), new, old))

@@ -1,4 +1,4 @@
-"""LDP-DSBO: one loop, one noisy message per round, a finite privacy budget."""
+"""LDP-DSBO: locally private bilevel optimization with one loop, a noisy message per round and a finite budget."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -29,18 +29,18 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree  # y
     hyper: PyTree  # x
-    solution: PyTree  # z
+    solution: PyTree  # z, which approaches H̄⁻¹ ∂_y f̄
 
 
 def _as_powers(given: Any) -> Any:
-    """Return one schedule for all variables, or one per variable in order; a number becomes a constant schedule."""
+    """Return one schedule for all variables, or a tuple with one per variable; a number is a constant schedule."""
     if isinstance(given, Mapping):
         return _in_order("LDPDSBO.step_sizes", {name: _as_powers(each) for name, each in given.items()}, Power)
     return Power(check_positive("LDPDSBO.step_sizes", given)) if is_number(given) or is_jax_number(given) else given
 
 
 def _as_mechanisms(given: Any) -> Any:
-    """Return one mechanism for all variables, or one per variable in order."""
+    """Return one mechanism for all variables, or a tuple with one per variable."""
     return _in_order("LDPDSBO.noise", given, (Laplace, Gaussian)) if isinstance(given, Mapping) else given
 
 
@@ -50,7 +50,7 @@ def _in_order(field: str, given: Mapping[str, Any], kind: type | tuple[type, ...
 
 
 def _by_name(values: Any) -> dict[str, Any]:
-    """Return the value of each variable by name."""
+    """Return the value of each of the variables x, y and z by name; a single value is that of all variables."""
     each = values if isinstance(values, tuple) else (values,) * len(VARIABLES)
     return dict(zip(VARIABLES, each, strict=True))
 
@@ -58,15 +58,16 @@ def _by_name(values: Any) -> dict[str, Any]:
 class LDPDSBO(Algorithm):
     """Locally differentially private decentralized stochastic bilevel optimization: one loop, noise on every message.
 
-    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost, w the gossip weights.
-    z ≈ H̄⁻¹ ∂_y f̄, y and x descend together; their messages carry fresh noise ζ, ϑ, χ (Chen and Wang, ICML 2024):
+    Clients share the hypers x and the params y. Client i has the outer cost f_i and the inner cost g_i; w are the
+    gossip weights. The variables y, x and z ≈ H̄⁻¹ ∂_y f̄, with the mean inner Hessian H̄, descend together. Every
+    message carries fresh noise: ζ on y, ϑ on z and χ on x (Chen and Wang, ICML 2024):
 
         y_i += Σ_j w_ij (y_j + ζ_j − y_i) − λ_y ∂_y g_i
         z_i += Σ_j w_ij (z_j + ϑ_j − z_i) − λ_z (∂²_yy g_i z_i − ∂_y f_i)          then projected to ‖z‖ ≤ R
         x_i += Σ_j w_ij (x_j + χ_j − x_i) − λ_x (∂_x f_i − ∂²_xy g_i z_i)
 
-    A client's own values enter without noise, the others' as they arrived. Derivatives are taken at the client's values
-    before the round.
+    A client uses its own values without noise, and the values of others as received. Derivatives are taken at the
+    client's values before the round.
 
     **Use it** where messages must be private and examples come as a stream: with λ ~ t^−v, noise ~ t^−ς and
     v/2 < ς < v it converges at a finite budget. **Avoid it** on a reused data set, where ε grows without bound. On a
@@ -78,7 +79,7 @@ class LDPDSBO(Algorithm):
     2. `use` also allows samples that are used once, and a reused data set. The paper takes running averages.
 
     Args:
-        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        steps: Iterations, one round of gossip each. With 0 all values stay as they are.
         step_sizes: λ: a number, `hp.schedule("power", scale, exponent)`, or a mapping with one of these for each of
             "x", "y", "z".
         noise: `Laplace(…)` or `Gaussian(…)`, or a mapping with one for each of "x", "y", "z"; None sends clean values.

@@ -17,11 +17,12 @@ from hyperpush.task.problem import Problem
 
 
 class MADSBO(ProductTracking):
-    """Moving-average decentralized stochastic bilevel optimization: only vectors are sent.
+    """Moving-average decentralized stochastic bilevel optimization, which sends only vectors.
 
-    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost. H_i = ∂²_yy g_i,
-    J_i = ∂²_xy g_i, and W is doubly stochastic. Gradient tracking finds z ≈ H̄⁻¹ ∂_y f̄ (Chen, Huang, Ma and
-    Balasubramanian, arXiv:2210.12839):
+    Clients share the hypers x and the params y. Client i has the outer cost f_i, the inner cost g_i, H_i = ∂²_yy g_i
+    and J_i = ∂²_xy g_i. W holds doubly stochastic gossip weights. Gradient tracking with the tracker d finds
+    z ≈ H̄⁻¹ ∂_y f̄, and r is a moving average of hypergradients (Chen, Huang, Ma and Balasubramanian, arXiv:2210.12839).
+    An iteration is, with numbers of repetitions on the left,
 
         inner_steps ×    y ← Wy − β ∂_y g_i(x, y)
         product_steps ×  z⁺ = Wz − γd,  d⁺ = Wd + s_i(z⁺) − s_i(z),  s_i(z) = H_i z − ∂_y f_i
@@ -29,9 +30,9 @@ class MADSBO(ProductTracking):
 
     d starts from the client's own s_i(z) in every iteration; z continues from its last value.
 
-    **Use it** with `tracked=True` on undirected networks of unlike clients that share hypers: it ends at the
-    minimizer of the mean outer cost. **Avoid it** on directed networks, and with constant steps without `tracked`,
-    which leave an error of their order between unlike clients.
+    **Use it** with `tracked=True` on undirected networks, for clients with different costs that share hypers: it ends
+    at the minimizer of the mean outer cost. **Avoid it** on directed networks, and with constant step sizes without
+    `tracked`, which leave an error of their order if clients' costs differ.
 
     Departures from the paper:
 
@@ -39,7 +40,7 @@ class MADSBO(ProductTracking):
        v ← W(v − γd). Trackers are never restarted, so one round of each per iteration suffices.
 
     Args:
-        steps: Iterations. With 0 nothing moves.
+        steps: Iterations. With 0 all values stay as they are.
         outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         product_step_size: γ, above 0; a number or a schedule by iteration, with the same limit as β.

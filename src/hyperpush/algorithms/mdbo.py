@@ -20,30 +20,32 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    estimates: tuple[PyTree, PyTree]  # a, b
-    trackers: tuple[PyTree, PyTree]  # s, r
+    estimates: tuple[PyTree, PyTree]  # a of h_i and b of ∂_y g_i
+    trackers: tuple[PyTree, PyTree]  # s and r, which track the clients' mean a and b
 
 
 class MDBO(ImplicitDescent):
     """Momentum and gradient tracking on both levels.
 
-    Clients share the hypers x and the params y. A client's own Hessian H_i of its inner cost g_i gives
-    h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. It keeps moving averages a, b and trackers s, r (Gao, Gu and Thai,
-    arXiv:2206.15025):
+    Clients share the hypers x and the params y. Client i has the inner cost g_i and the outer cost F_i, with
+    H_i = ∂²_yy g_i and J_i = ∂²_xy g_i. Its hypergradient is h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. It keeps moving averages
+    a of h_i and b of ∂_y g_i, and trackers s and r of the clients' mean a and b. With gossip weights W, an iteration is
+    (Gao, Gu and Thai, arXiv:2206.15025)
 
         x⁺ = x + η(Wx − β₁s − x),          y⁺ = y + η(Wy − β₂r − y)
         a⁺ = (1 − α₁η)a + α₁η h_i(x⁺, y⁺),  b⁺ = (1 − α₂η)b + α₂η ∂_y g_i(x⁺, y⁺)
         s⁺ = Ws + a⁺ − a,                  r⁺ = Wr + b⁺ − b
 
-    **Use it** on undirected networks of alike clients, with mini-batches. **Avoid it** with unlike clients: each uses
-    its own Hessian at the common params, so it ends at x_M and not at the minimizer of the mean outer cost.
+    **Use it** on undirected networks of clients with similar costs, with mini-batches. **Avoid it** if clients' costs
+    differ: each client uses its own Hessian at the common params. So the method ends at x_M, where the mean of the h_i
+    is zero, and not at the minimizer of the mean outer cost.
 
     Departures from the paper:
 
     1. `inverse` is conjugate gradients on all examples by default. The paper takes a `Neumann` series.
 
     Args:
-        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        steps: Iterations, one round of gossip each. With 0 all values stay as they are.
         outer_step_size: β₁, above 0; a number or a schedule by iteration. Start well below β₂.
         inner_step_size: β₂, above 0; a number or a schedule by iteration. Constant steps need β₂ < 2/λ_max(H_i).
         step_scale: η, above 0; a number or a schedule by iteration. 1 takes full steps.

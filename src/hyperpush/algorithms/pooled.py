@@ -1,4 +1,4 @@
-"""Parts of algorithms with a server: steps on all clients' data, as exact averages."""
+"""Parts of algorithms with a server: steps that use exact averages over all clients."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,10 @@ from hyperpush.task.problem import Problem
 
 
 def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Context], Any]) -> Average:
-    """Return the node state ← `put(state, m, context)`, with m the exact mean over clients of `get(state, context)`."""
+    """Return the node that takes the exact mean m over clients of `get(state, context)`.
+
+    It sets every client's state to `put(state, m, context)`.
+    """
     return Average(
         lambda state, ctx: (get(state, ctx), jnp.ones(())),
         lambda state, average, mass, ctx: put(state, average, ctx),
@@ -38,7 +41,7 @@ def average_fields(*fields: str) -> Average:
 
 
 class PooledState(eqx.Module):
-    """A client whose params and hyper are, or become, common to all clients."""
+    """A client's state in an algorithm with a server, which makes params and hyper equal at all clients."""
 
     params: PyTree
     hyper: PyTree
@@ -46,24 +49,24 @@ class PooledState(eqx.Module):
 
 
 class PooledDescent(ImplicitDescent):
-    """Base of algorithms with a server: params and hypers descend along the exact means of the clients' gradients.
+    """The base class of algorithms with a server: params and hypers descend along exact means of clients' gradients.
 
     States have the fields `params`, `hyper` and `value`.
     """
 
     def descend_inner(self, problem: Problem) -> Average:
-        """Return the node params ← params − β·mean of ∂_y g_i, with β at the round of the enclosing loop."""
+        """Return the node that subtracts β·mean of ∂_y g_i from params, with β at the round of the enclosing loop."""
         return mean(
             lambda state, ctx: self.inner_gradient(problem, state.params, state.hyper, ctx),
             lambda state, slope, ctx: replace(state, params=descend(state.params, slope, self.rates(ctx.round)[1])),
         )
 
     def hypergradient(self, problem: Problem) -> Node:
-        """Return the node `value` ← the client's part of the hypergradient."""
+        """Return the node that sets `value` to the client's part of the hypergradient."""
         return pooled_hypergradient(problem, self.inverse, self.batch_size)
 
     def descend_outer(self) -> Average:
-        """Return the node hyper ← hyper − α·mean of `value`."""
+        """Return the node that subtracts α·mean of `value` from hyper, with α at the round of the enclosing loop."""
         return mean(
             lambda state, ctx: state.value,
             lambda state, value, ctx: replace(state, hyper=descend(state.hyper, value, self.rates(ctx.round)[0])),
@@ -71,10 +74,10 @@ class PooledDescent(ImplicitDescent):
 
 
 def pooled_hypergradient(problem: Problem, inverse: Inverse, batch_size: int | None) -> Node:
-    """Return the node `value` ← ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, with the mean H̄ of all Hessians.
+    """Return the node that sets `value` to ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, with the mean H̄ of all Hessians.
 
-    The mean of `value` is dF̄/dλ for a common λ. A server draws the length of a random series, so all clients take the
-    same term.
+    The mean of `value` is dF̄/dλ for a common λ. If the series is random, a server draws its length, so that all clients
+    take the same term.
     """
     if isinstance(inverse, ConjugateGradients):
         return Scope(

@@ -19,10 +19,10 @@ from hyperpush.task.problem import Problem
 
 
 class Tracker(eqx.Module):
-    """A client's estimate of the mean gradient, and its own gradient in it."""
+    """A client's estimate of the mean gradient, and the own gradient that this estimate last included."""
 
-    mean: PyTree  # d
-    own: PyTree
+    mean: PyTree  # d, the estimate of the mean gradient
+    own: PyTree  # the client's own gradient in d
 
     @staticmethod
     def start(gradient: PyTree) -> "Tracker":
@@ -30,11 +30,11 @@ class Tracker(eqx.Module):
 
 
 class ProductState(eqx.Module):
-    """A client of `ProductTracking`."""
+    """A client's state in a `ProductTracking` algorithm."""
 
     params: PyTree  # y
     hyper: PyTree  # x
-    solution: PyTree  # of the linear system, a vector z or a matrix Z
+    solution: PyTree  # solution of the linear system, a vector z or a matrix Z
     direction: PyTree  # r, along which x descends
     iteration: Int[Array, ""]  # iteration of the outermost loop, for schedules
     solution_tracker: Tracker
@@ -49,13 +49,13 @@ def descent(
     tracker: str | None = None,
     diffuse: bool = False,
 ) -> Exchange:
-    """Return one round of descent on the field `value` of the state; v is its content.
+    """Return one round of gossip and descent on the state's field v that `value` names.
 
         without a tracker   v ← Wv − γg(v)
-        with                v⁺ = Wv − γd,  d⁺ = Wd + g(v⁺) − g(v);     `diffuse`: v⁺ = W(v − γd), which allows larger γ
+        with a tracker d    v⁺ = Wv − γd,  d⁺ = Wd + g(v⁺) − g(v)
 
     g is the client's own gradient; with mini-batches g(v) is the gradient that d last included. `tracker` names the
-    field that holds d.
+    field that holds d. With `diffuse`, v⁺ = W(v − γd), which allows a larger step size γ.
     """
 
     def step(at: PyTree, along: PyTree, state: ProductState) -> PyTree:
@@ -81,10 +81,11 @@ def descent(
 
 
 class ProductTracking(TwoLevelDescent):
-    """Gossip on y, gradient tracking on a linear system, then r ← (1 − θ)r + θu and x ← Wx − αr.
+    """The base class of algorithms that solve a linear system for the hypergradient by gradient tracking.
 
-    With `tracked`, y and x also follow trackers of their mean gradients, all in the form v ← W(v − γd). Then trackers
-    are never restarted.
+    An iteration has gossip on the params y, then gradient tracking on the linear system. Then r ← (1 − θ)r + θu and
+    x ← Wx − αr, with the hypers x and the client's part u of the hypergradient. With `tracked`, y and x also follow
+    trackers of their mean gradients, all in the form v ← W(v − γd). Then trackers are never restarted.
     """
 
     product_step_size: Rate = eqx.field(converter=as_number)
@@ -95,7 +96,7 @@ class ProductTracking(TwoLevelDescent):
 
     @abc.abstractmethod
     def zero_solution(self, params: PyTree, hyper: PyTree) -> PyTree:
-        """Return zeros of the solution's shape."""
+        """Return zeros in the shape of the linear system's solution."""
 
     @abc.abstractmethod
     def residual(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:

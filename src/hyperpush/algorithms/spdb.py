@@ -21,28 +21,29 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    dual: PyTree  # d
+    dual: PyTree  # dual variable d
 
 
 class SPDB(ImplicitDescent):
     """Stochastic primal-dual bilevel optimization: hypers agree through a dual variable.
 
-    Each client has its own params y_i; the hypers x_i become common. Client i has the inner cost g_i and the
-    hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. L = I − W is the Laplacian of the gossip weights (Lu et al. 2022):
+    Each client has its own params y_i; the hypers x_i become common. Client i has the inner cost g_i and the outer
+    cost F_i, with H_i = ∂²_yy g_i and J_i = ∂²_xy g_i. Its hypergradient is h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. L = I − W
+    is the Laplacian of the gossip weights, and d the dual variable (Lu et al. 2022):
 
         y⁺ = y − β ∂_y g_i(x, y),   x⁺ = x − α(h_i(x, y⁺) + d + ρLx),   d⁺ = d + ρLx⁺
 
     This is descent on the augmented Lagrangian of min Σ_i F_i with Lx = 0; d is 0 at the start.
 
     **Use it** on undirected networks where messages must be small: only hypers are sent. **Avoid it** where the inner
-    solution must be common: it ends at x_L.
+    solution must be common: it ends at x_L, where the mean of the h_i is zero.
 
     Departures from the paper:
 
     1. `inverse` is conjugate gradients on all examples by default, which adds no noise.
 
     Args:
-        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        steps: Iterations, one round of gossip each. With 0 all values stay as they are.
         outer_step_size: α, above 0; a number or a schedule by iteration. Keep it below about 1/ρ.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         penalty: ρ, above 0. Larger values make hypers agree sooner and need a smaller α.
@@ -85,7 +86,7 @@ class SPDB(ImplicitDescent):
             params = descend(state.params, slope, inner_rate)
             own = self.own_hypergradient(problem, params, state.hyper, above)
             apart = jax.tree.map(lambda x, mixed: self.penalty * (x - mixed), state.hyper, inbox.mix(state.hyper))
-            # One message serves both steps: `apart` is ρLx⁺ of the previous iteration, which the first lacks.
+            # One message serves both steps: `apart` is also ρLx⁺ of the previous iteration, if there was one.
             dual = jax.tree.map(lambda d, a: jnp.where(ctx.round > 0, d + a, d), state.dual, apart)
             along = jax.tree.map(lambda h, d, a: h + d + a, own, dual, apart)
             return _State(params, descend(state.hyper, along, outer_rate), dual)

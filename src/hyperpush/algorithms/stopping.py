@@ -21,20 +21,20 @@ from hyperpush.task.problem import Problem
 
 
 def _as_range(given: Any) -> Any:
-    """Return a pair with floats; other values stay and are refused later."""
+    """Return a pair as a tuple of floats; other values are returned as they are, and refused later."""
     return tuple(map(as_number, given)) if isinstance(given, tuple | list) else given
 
 
 class StoppingState(eqx.Module):
-    """A client's record of the metric."""
+    """A client's record of the metric for early stopping."""
 
     own: Float[Array, ""]  # the client's own current metric
-    mean: Float[Array, ""]  # mean over clients, equal at all of them
+    mean: Float[Array, ""]  # mean of the metric over clients, equal at all clients
     step: Int[Array, ""]  # outer steps taken; −1: not measured yet
     best_mean: Float[Array, ""]
     best_step: Int[Array, ""]
-    params: PyTree  # at the best step, like hyper
-    hyper: PyTree
+    params: PyTree  # params at the best step
+    hyper: PyTree  # hyper at the best step
 
     @staticmethod
     def start(params: PyTree, hyper: PyTree) -> "StoppingState":
@@ -90,7 +90,7 @@ class EarlyStopping(Configured):
             raise InvalidInput("EarlyStopping.bounds", self.bounds, "(low, high) with low < high, such as (0, 1)")
 
     def check_task(self, field: str, task: Any) -> None:
-        """Refuse a data set that is missing or must not decide; warn of one that is fitted."""
+        """Refuse a data set that is missing or is the test set; warn about a set that a level fits."""
         check_choice(f"{field}.on", self.on, task)
         if task.privacy is not None and self.bounds is None:
             allowed = "(low, high) on a private task, such as (0, 1) for accuracy: noise hides a metric within bounds"
@@ -99,7 +99,10 @@ class EarlyStopping(Configured):
             task.check_metric(f"{field}.metric", self.metric, self.on)
 
     def program(self, problem: Problem) -> Node:
-        """Return the node that measures, averages, agrees and judges, on states with `params`, `hyper` and `watch`."""
+        """Return the node that measures and averages the metric and compares it with the best one so far.
+
+        Its states have the fields `params`, `hyper` and `watch`.
+        """
         metric = problem.outer if self.metric == "cost" else self.metric
 
         def look(state: Any, **seen: Array) -> Any:
@@ -137,7 +140,7 @@ class EarlyStopping(Configured):
 
 
 def check_choice(field: str, on: object, task: Any) -> None:
-    """Refuse to choose on a data set that is missing or must not decide; warn of one that is fitted."""
+    """Refuse to choose on a data set that is missing or is the test set; warn about a set that a level fits."""
     if on not in task.data.sets:
         raise unknown(field, on, task.data.sets)
     if on == "test":

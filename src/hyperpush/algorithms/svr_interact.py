@@ -19,33 +19,34 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    estimates: tuple[PyTree, PyTree]  # p, v
-    tracker: PyTree  # u
+    estimates: tuple[PyTree, PyTree]  # p of h_i and v of ∂_y g_i
+    tracker: PyTree  # u, which tracks the mean of the p
 
 
 class SVRINTERACT(ImplicitDescent):
     """INTERACT on mini-batches, with corrected estimates instead of new ones.
 
-    With estimates p of the client's own hypergradient h_i and v of ∂_y g_i (Liu et al., arXiv:2207.13283):
+    Each client has its own params y; the hypers x become common. It keeps estimates p of its own hypergradient h_i and
+    v of ∂_y g_i. The symbols h_i, g_i, W and u are those of `INTERACT` (Liu et al., arXiv:2207.13283):
 
         x⁺ = Wx − αu,   y⁺ = y − βv,   u⁺ = Wu + p⁺ − p
 
-    In every `period`-th iteration p and v take all examples. In the others p⁺ = p + h_i(x⁺, y⁺) − h_i(x, y), v alike,
-    both points on the same batch. Params are the client's own; hypers become common.
+    In every `period`-th iteration p and v are computed on all examples. In the other iterations
+    p⁺ = p + h_i(x⁺, y⁺) − h_i(x, y) with both points on the same batch, and v is updated in the same way.
 
     **Use it** instead of `INTERACT` where clients have many examples. **Avoid it** where the inner solution must be
-    common: it ends at x_L.
+    common: it ends at x_L, where the mean of the h_i is zero.
 
     Departures from the paper:
 
     1. `inverse` is conjugate gradients on all examples by default. On all examples a `Neumann` takes all its terms.
 
     Args:
-        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        steps: Iterations, one round of gossip each. With 0 all values stay as they are.
         outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
-        period: Iterations between two estimates on all examples, at least 1. 1 takes all each time; √N suits N
-            examples.
+        period: Iterations from one estimate on all examples to the next, at least 1. 1 takes all examples in every
+            iteration; √N suits N examples.
         inverse: Method that applies H_i⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
         batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 

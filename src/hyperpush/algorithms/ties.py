@@ -21,9 +21,10 @@ from hyperpush.task.problem import Problem
 
 
 def as_links(given: Any) -> Any:
-    """Convert a graph to tuples. An isolated networkx node becomes a link of weight 0 to itself, so that it is checked.
+    """Return the links of a graph as tuples (u, v) or (u, v, weight).
 
-    NumPy numbers become Python numbers. Values other than graphs and lists stay.
+    An isolated networkx node becomes a link of weight 0 to itself, so that its name is checked, too. NumPy numbers
+    become Python numbers. Values other than graphs and lists are returned unchanged.
     """
     if isinstance(given, nx.Graph) and not given.is_directed():
         alone = ((node, node, 0.0) for node in nx.isolates(given))
@@ -159,13 +160,13 @@ class Ties(Configured):
 
     @property
     def matrix(self) -> Graph:
-        """Graph by the numbers of the parties."""
+        """Graph whose rows and columns are the numbers of the parties."""
         if not isinstance(self.graph, Graph):
             raise InvalidInput("ties.graph", "links by name", "hp.networks.Graph(…), or a network= to run on")
         return self.graph
 
     def start(self, hyper: PyTree, problem: Problem) -> Neighbors:
-        """Return the state before the first message."""
+        """Return a client's record of the others' hypers, before the first message."""
         n, tied = self.matrix.clients, self.select(hyper, problem.by_example)
         return Neighbors(jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape), leaf.dtype), tied), jnp.zeros(n, bool))
 

@@ -1,4 +1,4 @@
-"""TTSA: alternating inner and outer steps on one machine, at two time scales."""
+"""TTSA: alternating inner and outer steps with exact averages, at two time scales."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -31,7 +31,7 @@ class TTSA(PooledDescent):
     2. The hypers are not projected to a set.
 
     Args:
-        steps: Iterations. With 0 every client gets the mean of the starts.
+        steps: Iterations. With 0 every client gets the mean of the initial values.
         outer_step_size: α, above 0; a number or a schedule by iteration. It should fall faster than β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H).
         inverse: Method that applies H⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.

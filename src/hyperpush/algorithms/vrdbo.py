@@ -1,4 +1,4 @@
-"""VRDBO: MDBO with estimates of lower variance."""
+"""VRDBO: MDBO with corrected estimates, which have a lower variance."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -10,14 +10,15 @@ from hyperpush.algorithms.mdbo import MDBO
 
 
 class VRDBO(MDBO):
-    """MDBO with estimates of lower variance.
+    """MDBO with corrected estimates, which have a lower variance than its moving averages.
 
-    Estimates are corrected instead of averaged, with both points on the same batch (Gao, Gu and Thai,
-    arXiv:2206.15025):
+    The estimates a and b of `MDBO` are corrected instead of averaged, with derivatives at the old and the new point on
+    the same batch (Gao, Gu and Thai, arXiv:2206.15025):
 
-        a⁺ = h_i(x⁺, y⁺) + (1 − α₁η²)(a − h_i(x, y)),   b⁺ alike with ∂_y g_i and α₂
+        a⁺ = h_i(x⁺, y⁺) + (1 − α₁η²)(a − h_i(x, y))
+        b⁺ = ∂_y g_i(x⁺, y⁺) + (1 − α₂η²)(b − ∂_y g_i(x, y))
 
-    The rest is `MDBO`, including its fixed point x_M.
+    All other steps, and the fixed point x_M, are those of `MDBO`.
 
     **Use it** instead of `MDBO` with small batches. **Avoid it** with all examples, where it only adds work.
 
@@ -26,7 +27,7 @@ class VRDBO(MDBO):
     1. `inverse` is conjugate gradients on all examples by default. The paper takes a `Neumann` series.
 
     Args:
-        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        steps: Iterations, one round of gossip each. With 0 all values stay as they are.
         outer_step_size: β₁, above 0; a number or a schedule by iteration. Start well below β₂.
         inner_step_size: β₂, above 0; a number or a schedule by iteration. Constant steps need β₂ < 2/λ_max(H_i).
         step_scale: η, above 0; a number or a schedule by iteration. 1 takes full steps.

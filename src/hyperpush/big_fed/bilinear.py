@@ -10,7 +10,7 @@ def coefficients(params: Float[Array, "w f1"], hyper: Float[Array, "w w"]) -> Fl
 
 
 def model(params: Float[Array, "w f1"], hyper: Float[Array, "w w"], batch: PyTree) -> Float[Array, " m"]:
-    """Return inputs · coefficients."""
+    """Return the outputs of the model for a batch: inputs · coefficients."""
     return batch[0] @ coefficients(params, hyper)
 
 
@@ -25,5 +25,5 @@ def mean_square(params: Float[Array, "w f1"], hyper: Float[Array, "w w"], batch:
 
 
 def represent(params: Float[Array, "w f1"], hyper: Float[Array, "w w"]) -> Float[Array, " d"]:
-    """Return φθ_i as a flat vector."""
+    """Return the vector that a client shows of its model: φθ_i, flattened."""
     return (hyper @ params).reshape(-1)

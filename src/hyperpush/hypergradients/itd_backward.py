@@ -31,7 +31,7 @@ from hyperpush.task.problem import Problem
 
 
 class _Tape(eqx.Module):
-    """A client's record of one step, or of all steps."""
+    """A client's record of one step of SGP, or of all steps along axis 0."""
 
     params: PyTree  # x
     mass: Float[Array, "*steps"]  # ω
@@ -59,8 +59,9 @@ class ITDBackward(HypergradientEstimator):
 
     The result is the derivative of the mean outer cost F̄(x(T), λ), where x(T) are the params after the T steps of
     `solver`. The links, push-sum weights ω and mini-batches of the run are held fixed. Each client starts from
-    u = (1/n)∂_xF_i/ω_i and v = (1/n)∂_λF_i. For t = T − 1, …, 0 it takes m_i = Σ_j P[j, i] u_j and updates, with
-    the links P, weights ω, H_i = ∂²_xx f_i and B_i = ∂²_λx f_i of step t and the step size γ,
+    u = (1/n)∂_xF_i/ω_i and v = (1/n)∂_λF_i. The links P, the weights ω, H_i = ∂²_xx f_i
+    and B_i = ∂²_λx f_i are those of step t. For t = T − 1, …, 0 the client takes m_i = Σ_j P[j, i] u_j and updates,
+    with the step size γ,
 
         gradient-first:  v ← v − γB_i m_i,  u ← m_i − γ/ω_i H_i m_i
         gradient-after:  v ← v − γB_i u_i,  u ← m_i − γ/ω_i H_i u_i

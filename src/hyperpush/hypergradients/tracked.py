@@ -45,7 +45,7 @@ class _State(Tracked):
 class TrackedHGP(HypergradientEstimator):
     """Tracked hypergradient push: gradient tracking over push-sum, without the bias of finitely many pushes.
 
-    Together clients solve min_q Σ_k ½qᵀH_k q − c_kᵀq, with the Hessians H_k = ∂²_xx f_k of the inner costs and
+    Together clients solve min_q Σ_k ½qᵀH_k q − c_kᵀq. Here H_k = ∂²_xx f_k is the Hessian of the inner cost, and
     c_k = (1/n) ∂_x F_k. Then each client takes v_i = (1/n) ∂_λ F_i − B_i q_i, with B_i = ∂²_λx f_i. The closed form of
     the hypergradient (`HGP`) contains the solution of this quadratic. With g_i(q) = H_i q − c_i, clients start from
     y = g(q) and repeat at most `steps` times (after Push-DIGing: Nedić, Olshevsky and Shi, arXiv:1607.03218)
@@ -170,7 +170,7 @@ class TrackedHGP(HypergradientEstimator):
         return replace(self, votes=False, pushes=self.pushes or min(network.flood_rounds(), MOST_PUSHES))
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
-        """Return one client's memory before the first outer step."""
+        """Return one client's memory before the first outer step, without any tracking."""
         return TrackedMemory.none(jnp.zeros_like(ravel_pytree(params)[0]))
 
     def program(self, problem: Problem) -> Node:

@@ -28,9 +28,9 @@ class VRHGP(Recurrent):
 
         v ← α(v + B u) + (1 − α) B w,   u⁺ = A u,   w ← β(A w + c_x) + (1 − β)(w + u⁺)
 
-    The result is v + c_λ. The maps A and B of one step of SGP are those of `DirectedRB` (equations in `recurrent.py`),
-    with c_x = (1/n) ∂_x F_i/ω_i, c_λ = (1/n) ∂_λ F_i and the mean push-sum weight ω_i. The method is from "Personalized
-    decentralized bilevel optimization over stochastic and directed networks".
+    The result is v + c_λ. The maps A and B of one step of SGP are those of `DirectedRB` (equations in `recurrent.py`).
+    With the mean push-sum weight ω_i, c_x = (1/n) ∂_x F_i/ω_i and c_λ = (1/n) ∂_λ F_i. The method is from
+    "Personalized decentralized bilevel optimization over stochastic and directed networks".
 
     **Use it** where the noise of `DirectedRB` is too large: on links that change at random, or with mini-batches.
     **Avoid it** on fixed links with all examples: it sends and computes twice as much for the same result.

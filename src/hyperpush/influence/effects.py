@@ -112,7 +112,7 @@ class Effects(Result):
         rows = [self._name(group) for group in range(len(self))]
         marks = ["helps" if change > 0 else "hurts" for change in self.others]
         title = "Change of the others' validation losses"
-        labels = {"row_label": "leaves", "column_label": "feels it"}
+        labels = {"row_label": "leaves", "column_label": "is affected"}
         return [
             panels.bars(title, rows, {"": self.others}, marks=marks, note=note),
             panels.heat("Change of each site's loss, by who leaves", rows, sites, self.by_site, **labels),

@@ -1,4 +1,4 @@
-"""The inner solver chosen from data, privacy, trust and engine."""
+"""Choose the inner solver from data, privacy, trust and engine."""
 
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from hyperpush.programs import Node
 from hyperpush.solving.choice import situation
 from hyperpush.task.problem import Problem
 
-ROUNDS = 1000  # all are taken where clients cannot vote on an end
+ROUNDS = 1000  # rounds of `TrackedSGP` if clients cannot vote on ending
 
 
 class AutomaticInner(InnerSolver):
@@ -105,7 +105,7 @@ class AutomaticInner(InnerSolver):
     def _choose(
         self, private: bool, engine: Any = None, network: Any = None, task: Any = None
     ) -> tuple[InnerSolver, str]:
-        """Return the solver for these data on an engine, and the reason."""
+        """Return the chosen solver and the reason; `private` is True for private tasks."""
         kind, why, votes = situation(private, self.batch_size, self.trust, engine, network, task)
         if kind == "tree":
             return TreeNewton(tolerance=self.tolerance), why

@@ -1,4 +1,4 @@
-"""Base classes of inner solvers, and local training between messages: a client's optimizer on its examples."""
+"""Base classes of inner solvers, and the local training that clients do between messages."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,11 +26,11 @@ from hyperpush.task.problem import Problem
 S = TypeVar("S", bound="InnerSolver")
 Observing = TypeVar("Observing", bound="ObservingSolver")
 CONSTANT = "constant steps stop near the solution"
-_MANY = 256  # clients from which the n² numbers about links are kept only on request
+_MANY = 256  # number of clients from which link estimates, n² numbers in all, are kept only on request
 
 
 def see_links(links: LinkEstimates | None, inbox: Inbox, mass: Float[Array, ""], ctx: Context) -> LinkEstimates | None:
-    """Add a client's observations of its links in one round; None without link estimates."""
+    """Return the link estimates with a client's observations of one round; None if the client keeps no estimates."""
     if links is None:
         return None
     assert inbox.sent is not None  # the exchange observes
@@ -64,9 +64,9 @@ class InnerState(eqx.Module):
 
 
 class InnerSolver(Method):
-    """A method for the inner problem min_x (1/n) Σ_i f_i(x, λ_i).
+    """The base class of methods for the inner problem min_x (1/n) Σ_i f_i(x, λ_i).
 
-    Its program works on `InnerState` states. Clients' data are `Data`.
+    The method's program works on states of type `InnerState`. Each client's data are a `Data`.
 
     Example:
         >>> import hyperpush as hp
@@ -79,26 +79,26 @@ class InnerSolver(Method):
 
     @property
     def weights(self) -> Literal["push", "gossip"]:
-        """The weights with which it mixes params; "push" for an exact mean, as on a fully connected network."""
+        """Weights with which the solver mixes params; "push" for an exact mean, as on a fully connected network."""
         return "gossip" if self.option("averaging") == "gossip" else "push"
 
     @property
     def iteration(self) -> dict[str, Any]:
-        """Facts that estimators use to go back through its steps: weights, variant and step size; None if unknown."""
+        """Weights, variant and step size (None if unknown), for estimators that differentiate through the steps."""
         return {"weights": self.weights}
 
     def observing(self: S, wanted: bool) -> S:
-        """Return the same solver with or without observation of links; itself if it cannot observe them."""
+        """Return the solver with observation of links if `wanted`, else without; itself if it cannot observe links."""
         return self
 
     @property
     def solves(self) -> bool:
-        """True if it runs until the inner problem is solved, so that it may start from any point."""
+        """True if the solver runs until the inner problem is solved, so that it may start from any point."""
         return False
 
     @property
     def stacks(self) -> bool:
-        """True if several runs may share its messages (`hyperpush.programs.stack`); ask it of a bound solver."""
+        """True if several runs may share messages (`hyperpush.programs.stack`); valid for bound solvers only."""
         return False
 
     def memory(self, params: PyTree, hyper: PyTree) -> Any:
@@ -111,7 +111,7 @@ class InnerSolver(Method):
 
 
 class GradientSolver(InnerSolver):
-    """An inner solver in which each client descends along its gradient."""
+    """The base class of inner solvers in which each client descends along its own gradient."""
 
     steps: Whole = eqx.field(static=True)
     step_size: StepSize | None = eqx.field(converter=as_number, default=None)
@@ -131,7 +131,7 @@ class GradientSolver(InnerSolver):
 
 
 class ObservingSolver(GradientSolver):
-    """A solver whose clients mix params with their neighbors in every step, and can observe their links meanwhile."""
+    """The base class of solvers whose clients mix params with neighbors in every step and can observe their links."""
 
     observe: bool | None = eqx.field(static=True, default=None, kw_only=True)
 
@@ -153,7 +153,7 @@ class ObservingSolver(GradientSolver):
 
 
 class Learner(eqx.Module):
-    """A client in the middle of training."""
+    """A client's state during training."""
 
     params: PyTree
     hyper: PyTree
@@ -161,13 +161,13 @@ class Learner(eqx.Module):
     links: LinkEstimates | None = None
 
     def at(self, params: PyTree, memory: optax.OptState) -> "Learner":
-        """The same client at other params."""
+        """Return the state with other params and another optimizer memory."""
         return replace(self, params=params, memory=memory)
 
     def step(
         self, problem: Problem, transform: optax.GradientTransformation, batch: PyTree, start: PyTree = None
     ) -> "Learner":
-        """Take one optimizer step on a batch, from the client's params or from `start`."""
+        """Return the state after one optimizer step on a batch, from the client's params or from `start`."""
         gradient = problem.inner_gradient(self.params, self.hyper, batch)
         updates, memory = transform.update(gradient, self.memory, self.params)
         return self.at(optax.apply_updates(self.params if start is None else start, updates), memory)
@@ -178,7 +178,7 @@ def solver_program(
     transform: optax.GradientTransformation,
     links: Callable[[Context], LinkEstimates | None] = lambda ctx: None,
 ) -> Node:
-    """Turn a loop on `Learner` states into a program on `InnerState` states; `links` makes their link estimates."""
+    """Return a program on `InnerState` states that runs a loop on `Learner` states; `links` makes link estimates."""
     return Scope(
         loop,
         enter=lambda trained, ctx: Learner(trained.params, trained.hyper, transform.init(trained.params), links(ctx)),
@@ -194,10 +194,10 @@ def epoch(
     size: int | None,
     key: PRNGKeyArray,
 ) -> Learner:
-    """One pass over a client's examples in shuffled mini-batches.
+    """Return the state after one pass over a client's examples in shuffled mini-batches of `size` examples.
 
-    Clients with fewer examples have fewer batches; the remaining ones are padding and change nothing. Data that are
-    not `Ragged` lack padding information: an incomplete last batch is left out, and shuffling makes up for it.
+    Clients with fewer examples have fewer batches; the remaining batches are padding and change nothing. Data that are
+    not `Ragged` are without padding. Then an incomplete last batch is left out; shuffling varies the examples left out.
     """
     total = capacity(examples)
     if size is None or size >= total:

@@ -18,13 +18,15 @@ from hyperpush.task.problem import Problem
 class DSGD(ObservingSolver):
     """Decentralized SGD: each round is a gradient step and a weighted mean with the neighbors.
 
-    With the doubly stochastic weights W of the round's links (Lian et al., arXiv:1705.09056):
+    A round updates the clients' params x, with the doubly stochastic weights W of the round's links (Lian et al.,
+    arXiv:1705.09056):
 
         gradient-first:  x ← W(x − η ∇f(x))
         gradient-after:  x ← Wx − η ∇f(x)
 
     **It stops near the solution**: with a constant η clients end about η away from the common solution, and from each
-    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` solve it.
+    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` solve the
+    problem.
 
     **Use it** on undirected networks. **Avoid it** elsewhere: it refuses directed networks, which `SGP` can use.
 

@@ -28,11 +28,12 @@ class FedAvg(GradientSolver):
 
     **It stops near the solution** with several steps between averages and a constant η: clients with different data
     pull the result away from the common solution. With one step on all examples it converges as slowly as gradient
-    descent. The status says how far it came. `TreeNewton` solves without a setting.
+    descent. The status says how close the result is. `TreeNewton` solves the problem without settings to choose.
 
-    **Use it** if there is a server. Without one, `averaging="tree"` gives the same numbers on any network among members
-    that trust each other. With one epoch of all examples that is gradient descent on the mean cost, without the bias of
-    `SGP`. **Avoid it** where members distrust each other, or where links are too rare for a tree.
+    **Use it** if there is a server. Without one, `averaging="tree"` gives the same numbers on any network, for members
+    that trust each other. With one step on all examples per round, `FedAvg` is gradient descent on the mean cost,
+    without the bias of `SGP`. **Avoid it** without a server if members distrust each other, or if links are too rare
+    for a tree.
 
     Departures from the paper:
 
@@ -44,9 +45,9 @@ class FedAvg(GradientSolver):
         step_size: η: a number, or `hp.schedule(…)`, which counts mini-batches.
         epochs: Passes over a client's examples per round, at least 1.
         batch_size: Training examples per mini-batch; None takes one step with all of them per epoch.
-        weighted: Weight clients by the size of their data; False weights all alike.
+        weighted: True weights clients by the size of their data; False weights all clients equally.
         averaging: `"server"`; `"tree"`: the same mean along a tree of the network's own links; or `"gossip"` on
-            undirected networks: x ← Wx with doubly stochastic W, all weighted alike.
+            undirected networks: x ← Wx with doubly stochastic W, which weights all clients equally.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation. Its memory stays local.
 
     Raises:
@@ -99,7 +100,7 @@ def local_epochs(
     epochs: int,
     batch: int | None,
 ) -> Learner:
-    """`epochs` passes over a client's examples."""
+    """Return the state after `epochs` passes over a client's examples."""
 
     def one(number, state):
         return epoch(problem, transform, state, examples, batch, jax.random.fold_in(ctx.key, number))

@@ -1,4 +1,4 @@
-"""Local SGD: every client alone, without messages."""
+"""Local SGD: every client trains alone, without messages."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from hyperpush.task.problem import Problem
 
 
 class LocalSGD(GradientSolver):
-    """SGD of each client on its own inner cost; nothing is sent (Robbins and Monro 1951).
+    """SGD of each client on its own inner cost, without messages (Robbins and Monro 1951).
 
         x_i ← x_i − η ∇f_i(x_i)
 

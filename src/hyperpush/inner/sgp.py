@@ -40,7 +40,8 @@ class SGP(ObservingSolver):
         gradient-after:  z ← Pz − η ∇f(z/ω),     ω ← Pω    (Nedić and Olshevsky, arXiv:1406.2075)
 
     **It stops near the solution**: with a constant η clients end about η away from the common solution, and from each
-    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` solve it.
+    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` solve the
+    problem.
 
     **Use it** on directed or changing networks. **Avoid it** if you have a server: `FedAvg` averages exactly. On
     undirected networks `DSGD` sends one number less.
@@ -50,9 +51,10 @@ class SGP(ObservingSolver):
         step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the Hessians.
         variant: `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        observe: True if clients keep the link estimates of recurrent estimators: the mean weight sent to each other
-            client, how often each is heard, and the time average of ω. None: on networks of fewer than 256 clients,
-            as these are n numbers per client; within algorithms and specs, if the estimator needs them.
+        observe: True if clients keep the link estimates that recurrent estimators need: the mean weight sent to each
+            other client, the frequency of messages from each, and the time average of ω. None keeps them on networks of
+            fewer than 256 clients, because they take n numbers per client. In algorithms and specs, None keeps them if
+            the estimator needs them.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
 
     Raises:

@@ -34,17 +34,17 @@ from hyperpush.solving.tracked import (
 )
 from hyperpush.task.problem import Problem
 
-KEPT = 10  # changes that accelerate steps where averages are nearly exact; with plain pushes more than one seldom helps
+KEPT = 10  # changes that accelerate a step if averages are nearly exact; with plain pushes more than 1 seldom helps
 FORGET = 0.8  # factor per step by which earlier curvatures lose weight: costs are not quadratic
 
 
 class PushPlan(NamedTuple):
-    """The rounds of a step on a network.
+    """The communication rounds of one step of `TrackedSGP` on a network.
 
     Args:
-        pushes: Number of rounds; None: clients find it.
-        mixing: a, b and c of each round; None: plain pushes.
-        votes: True if clients vote on an end.
+        pushes: Number of rounds per step; None lets clients determine the number.
+        mixing: The numbers a, b and c of each round (see `TrackedSGP`); None takes plain rounds of push-sum.
+        votes: True if clients vote on ending.
     """
 
     pushes: int | None = None
@@ -53,12 +53,12 @@ class PushPlan(NamedTuple):
 
 
 class _State(Tracked):
-    """A client in the middle of training."""
+    """A client's state during training."""
 
     start: PyTree  # the params at the start, for their structure
     hyper: PyTree
-    longest: Float[Array, ""]  # ‖q‖ of all steps so far
-    before: PyTree  # the message before the last round; None where rounds are plain pushes
+    longest: Float[Array, ""]  # largest ‖q‖ of all steps so far
+    before: PyTree  # the message of the previous round; None if rounds are plain pushes
 
     @property
     def params(self) -> PyTree:
@@ -66,33 +66,36 @@ class _State(Tracked):
 
 
 class TrackedSGP(InnerSolver):
-    """Tracked gradient push: solves the inner problem over push-sum, without a tree and without a setting.
+    """Tracked gradient push: solves the inner problem over push-sum, without a tree and without settings to choose.
 
-    With g_i = ∇f_i(p_i), y = g(p) at the start and P the push-sum weights of the links
-    (after Push-DIGing: Nedić, Olshevsky and Shi, arXiv:1607.03218):
+    Each client keeps params q, a push-sum weight ω and a tracker y of the mean gradient. The gradients are
+    g_i = ∇f_i(p_i), and y starts at g(p). With the push-sum weights P of the links, a step is (after Push-DIGing:
+    Nedić, Olshevsky and Shi, arXiv:1607.03218)
 
         p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
 
-    At its only fixed point the mean gradient is zero and all clients agree, for any displacements Δ. These are gradient
-    steps along y/ω by the inverse of the clients' mean largest curvature, accelerated by the last changes of q and y/ω
-    (Anderson 1965). A client whose y/ω has grown a hundredfold goes back and takes shorter, plain steps. All pushed
-    values are conserved, so lost messages do no harm. The distance to the solution is estimated as
+    At the only fixed point the mean gradient is zero and all clients agree, for any displacements Δ. The method takes
+    gradient steps along y/ω. Their length is the inverse of the clients' mean largest curvature, and the last changes
+    of q and y/ω accelerate them (Anderson 1965). A client whose y/ω has grown a hundredfold returns to an earlier point
+    and takes shorter, plain steps. The sums of all pushed values are conserved, so lost messages do no harm. The
+    distance to the solution x* is estimated as
 
         ‖q − x*‖ ≲ (‖y/ω‖ + rounding)/θ + ‖q − p‖,    θ the smallest curvature along recent changes
 
-    and clients vote every five steps to end where this is below the tolerance at all of them.
+    Clients vote every five steps, and end when this estimate is below the tolerance at all clients.
 
     **Use it** where averages along a tree are not possible or not wanted: among members that distrust each other, among
     asynchronous peers, on links that lose messages (`hp.AutomaticInner` does). **Avoid it** where members trust each
     other: `TreeNewton` takes a fraction of the rounds, at any condition number. `TrackedSGP` falls short at condition
-    numbers above about 1e3, on some directed rings with many clients and on some small neural networks (MLPs). Its
-    status says so. A direction in which all gradients are zero is not seen.
+    numbers above about 1e3, on some directed rings with many clients and on some small neural networks (MLPs). The
+    status says so. The method does not detect directions in which all gradients are zero.
 
     Departures from Push-DIGing:
-        1. Several rounds per step. On links that change, clients find their number in a few rounds of scalars. On fixed
-           links without losses, rounds are v ← a·Pv + b·v + c·(v before). The numbers a, b and c make them an average,
-           or nearly one: n − 1 rounds on a directed ring, where pushes take about n².
-        2. Accelerated steps, and a way back, as in `TrackedHGP`.
+        1. A step has several rounds. On links that change, clients determine the number of rounds by a few rounds of
+           scalars. On fixed links without losses, rounds are v ← a·Pv + b·v + c·(v before). With suitable numbers a, b
+           and c the rounds of a step give the average, or nearly so. A directed ring takes n − 1 rounds, where plain
+           pushes take about n².
+        2. Steps are accelerated, and clients can return to an earlier point, as in `TrackedHGP`.
         3. In `hp.solve` each outer step continues from the state and the settings of the previous one.
 
     Args:
@@ -170,7 +173,7 @@ class TrackedSGP(InnerSolver):
 
         def descend(state: _State, ctx: Context) -> _State:
             secants, change = state.displacement(None, accelerates=True)
-            change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
+            change = jnp.where(state.count > 0, change, 0)  # clients share a direction only after mixing
             aim = state.q + change
             after = state.moved(change, aim, _gradient(problem, state.start, state.hyper, aim, ctx), secants)
             return replace(after, longest=jnp.maximum(state.longest, norm(aim)))
@@ -194,7 +197,7 @@ class TrackedSGP(InnerSolver):
         return Scope(Sequence(settings, loop), enter, leave)
 
     def _mix(self) -> Node:
-        """All rounds of a step."""
+        """Return the node with all communication rounds of a step."""
         if self._plan.mixing is None:
             return repeat_pushes(self._plan.pushes)
         table = self._plan.mixing
@@ -219,7 +222,7 @@ class TrackedSGP(InnerSolver):
             return ravel_pytree(problem.hessian_product(back(q), state.hyper, examples, back(vector)))[0]
 
         own = largest_curvature(multiply, q, ctx.key)
-        own = jnp.maximum(own, jnp.finfo(q.dtype).tiny ** 0.5)  # a flat cost
+        own = jnp.maximum(own, jnp.finfo(q.dtype).tiny ** 0.5)  # a flat cost has curvature 0
         begun = _State(
             z=known.z,
             mass=known.mass,
@@ -240,7 +243,7 @@ class TrackedSGP(InnerSolver):
         return begun if self._plan.mixing is None else replace(begun, before=send(begun, ctx))
 
     def _judge(self, state: _State) -> _State:
-        """The state with the distance of q to the solution, and a verdict."""
+        """Return the state with an estimate of the distance of q to the solution, and a verdict."""
         assert state.judgment is not None
         assert state.secants is not None
         # Terms that cancel in a client's gradient are about as large as its curvature times q.

@@ -26,29 +26,32 @@ from hyperpush.solving.newton_cg import CAUTION, LOOSE, TRIAL, Steps
 from hyperpush.solving.packed_newton import Packed, pack
 from hyperpush.task.problem import Problem
 
-MOST_PRODUCTS = 500  # of one Newton step
+MOST_PRODUCTS = 500  # largest number of Hessian products in one Newton step
 
 
 class NewtonMemory(eqx.Module):
     """A client's memory for the next outer step."""
 
     common: Bool[Array, "*clients"]  # True if all clients hold the same params already
-    smallest: Float[Array, "*clients"]  # eigenvalue of the mean Hessian; 0: not known
+    smallest: Float[Array, "*clients"]  # smallest eigenvalue of the mean Hessian; 0: not known
 
 
 class TreeNewton(InnerSolver):
-    """Newton's method on exact averages along a tree: solves the inner problem, without a setting.
+    """Newton's method on exact averages along a tree: solves the inner problem, without settings to choose.
 
-        mean(H_k(x)) p = −mean(∇f_k(x)),    x ← x + p where that lowers the mean cost
+    The Newton step p solves
+
+        mean(H_k(x)) p = −mean(∇f_k(x)),    x ← x + p if that lowers the mean cost
 
     All means are exact: they are gathered along a spanning tree of the network and sent back. With few params, one
-    message holds cost, gradient and Hessian. With many, conjugate gradients take one product per average, inside a
-    trust region (Steihaug 1983) and only as exact as a step needs (Eisenstat and Walker 1996). The method follows
-    negative curvature down. All clients end with the same params. The problem counts as solved if
+    message holds cost, gradient and Hessian. With many params, conjugate gradients take one product per average. They
+    stay inside a trust region (Steihaug 1983), and are only as exact as a step needs (Eisenstat and Walker 1996). The
+    method descends along negative curvature. All clients end with the same params. The problem counts as solved if
 
         ‖mean g‖/θ ≤ tolerance·‖x‖,    θ the smallest eigenvalue of the mean Hessian
 
-    With few params θ is computed. With many it is the smallest Ritz value of a random probe, the same at every client.
+    With few params θ is computed exactly. With many params θ is the smallest Ritz value of a random probe, which is the
+    same at every client.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.AutomaticInner`). **Avoid it**
     with mini-batches, on private tasks, and among members that distrust each other: a member that forwards in the tree
@@ -168,7 +171,7 @@ class TreeNewton(InnerSolver):
         x = ravel_pytree(state.params)[0]
         none, zero, no = jnp.zeros_like(x), jnp.zeros((), x.dtype), jnp.zeros((), bool)
         known = state.memory
-        # Below 0: all clients hold the same params, left by the previous outer step.
+        # A count of −1 means that all clients already hold the same params, from the previous outer step.
         count = jnp.asarray(0 if known is None else jnp.where(known.common, -1, 0), jnp.int32)
         point: dict[str, Any] = {
             "params": state.params, "hyper": state.hyper, "x": x, "trial": x, "cost": zero, "gradient": none,
@@ -208,7 +211,7 @@ class TreeNewton(InnerSolver):
 
 
 def _expand(problem: Problem, state: Packed, ctx: Context) -> tuple[Any, ...]:
-    """Return a client's cost, gradient and Hessian at the trial, and squares that measure their rounding."""
+    """Return a client's cost, gradient and Hessian at the trial point, and squared norms for their rounding errors."""
     back = ravel_pytree(state.params)[1]
     cost, gradient, hessian = problem.expansion(back(state.trial), state.hyper, full_batch(ctx.data.train))
     gradient = ravel_pytree(gradient)[0]
@@ -216,7 +219,7 @@ def _expand(problem: Problem, state: Packed, ctx: Context) -> tuple[Any, ...]:
 
 
 def _look_along(problem: Problem, state: Steps, ctx: Context) -> tuple[Any, ...]:
-    """A client's cost and gradient at the trial, or its product with the direction of the phase."""
+    """Return a client's cost and gradient at the trial point, or its Hessian product with the phase's direction."""
     back, trying = ravel_pytree(state.params)[1], state.phase == TRIAL
     point = jnp.where(trying, state.trial, state.x)
     cost, gradient, product = problem.along(back(point), state.hyper, full_batch(ctx.data.train), back(state.direction))
@@ -225,6 +228,6 @@ def _look_along(problem: Problem, state: Steps, ctx: Context) -> tuple[Any, ...]
 
 
 def _finite(message: PyTree, tries: Bool[Array, ""]) -> PyTree:
-    """Replace a message that is not finite by `HUGE`, so that all reject the trial; the first point must be finite."""
+    """Replace a message that is not finite by `HUGE`, so that all clients reject the trial; not at the first point."""
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(message)]))
     return jax.tree.map(lambda leaf: jnp.where(finite | ~tries, leaf, HUGE), message)

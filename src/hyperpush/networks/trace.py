@@ -1,4 +1,4 @@
-"""Recorded or scheduled links."""
+"""Networks whose links were recorded or follow a schedule."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,9 +1,9 @@
 """Count the gradients and products of a computation from its trace.
 
-A gradient or product marks its result with an identity that is free at run time and stays in the traced program.
-Counting walks that program. Unused results are not counted. A loop of known length counts once per iteration, and
-`jax.vmap` once per member. A derivative of the inner gradient, forward or backward, is a product with the Hessian. The
-length of a loop that ends on a condition must be declared by its author (`repeated`).
+A gradient or product marks its result with an identity operation, which costs nothing at run time and stays in the
+traced program. Counting walks that program. Unused results are not counted. A mark in a loop of known length counts
+once per iteration, and under `jax.vmap` once per member. A derivative of the inner gradient, forward or backward,
+counts as a product with the Hessian. The author of a loop that ends on a condition must declare its limit (`repeated`).
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput
 
 Kind = Literal["hessian_products", "jacobian_products", "gradients", "metrics"]
-Work = Counter[str]  # number by kind, and under `accesses(name)` the number that used a data set
+Work = Counter[str]  # number of results by kind, and under `accesses(name)` of those that used the data set `name`
 Labels = Callable[[Mapping[str, Any]], tuple[str, ...]]  # names under which a mark with these parameters counts
 
 _times: ContextVar[int | None] = ContextVar("times", default=None)
@@ -30,9 +30,9 @@ _marking: ContextVar[bool] = ContextVar("marking", default=True)
 
 
 def mark(kind: Kind, result: PyTree, on: str = "", derivative: Kind | None = None) -> PyTree:
-    """Return the same numbers, marked as the result of one gradient or product.
+    """Return `result` unchanged, but marked as the result of one gradient or product of this kind.
 
-    `on` names the data set that was used; `derivative` is the kind under which a derivative counts.
+    `on` names the data set that was used. `derivative` is the kind under which a derivative of the result counts.
     """
     if not _marking.get():
         return result
@@ -42,13 +42,13 @@ def mark(kind: Kind, result: PyTree, on: str = "", derivative: Kind | None = Non
 
 
 def longest_loop() -> int | None:
-    """Return the declared limit of loops that end on a condition; None without `repeated`."""
+    """Return the limit that `repeated` declares for loops that end on a condition; None outside of `repeated`."""
     return _times.get()
 
 
 @contextmanager
 def without_marks() -> Iterator[None]:
-    """Count no gradient or product inside: they are parts of one that is marked outside, such as its examples'."""
+    """Leave results inside unmarked: they are parts of a result that is marked outside, such as examples' gradients."""
     before = _marking.set(False)
     try:
         yield
@@ -73,7 +73,10 @@ def repeated(times: int) -> Iterator[None]:
 
 
 def work_of(jaxpr: Jaxpr) -> Work:
-    """Return the gradients and products of one run of a traced program; of branches, the most of each kind."""
+    """Return the gradients and products of one run of a traced program.
+
+    If the program branches, the branch with the most results of a kind counts for that kind.
+    """
     return count_marks(jaxpr, _mark, lambda params: (params["kind"], accesses(params["on"])))
 
 
@@ -81,7 +84,7 @@ def count_marks(jaxpr: Jaxpr, mark: Primitive, labels: Labels) -> Counter[str]:
     """Count the passes through `mark` in one run of a traced program, by the labels of its parameters.
 
     A mark has the parameters `kind`, `copies` (its width under `vmap`) and `times` (from `longest_loop`). Unused
-    results do not count. Of branches, the most of each label counts.
+    results do not count. If the program branches, the branch with the most passes of a label counts for that label.
     """
     used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return _count(used, mark, labels, 1, False)
@@ -105,7 +108,7 @@ def _count(jaxpr: Jaxpr, mark: Primitive, labels: Labels, runs: int, open_ended:
             for branch in params["branches"]:
                 most |= _count(branch.jaxpr, mark, labels, runs, open_ended)
             total += most
-        elif name == "custom_linear_solve":  # its other functions serve derivatives
+        elif name == "custom_linear_solve":  # the other functions in `jaxprs` are for derivatives
             total += _count(params["jaxprs"].solve.jaxpr, mark, labels, runs, open_ended)
         else:
             often = runs * params["length"] if name == "scan" else runs
@@ -132,7 +135,7 @@ def _differentiate_mark(
 
 
 def _mark_some(leaves: Any, **params: Any) -> list[Any]:
-    """Mark the leaves that are not symbolic zeros."""
+    """Return the leaves, marked unless they are symbolic zeros."""
     some = iter(_mark.bind(*(leaf for leaf in leaves if type(leaf) is not ad.Zero), **{**params, "derivative": None}))
     return [leaf if type(leaf) is ad.Zero else next(some) for leaf in leaves]
 

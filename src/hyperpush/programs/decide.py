@@ -1,7 +1,7 @@
-"""The end of a loop on exact averages, decided by one client for all.
+"""End a loop on exact averages by the decision of one client.
 
-An average along a tree is equal to the last bit at every client. Values computed from it may differ by rounding,
-because processors and compilers differ. A client that stopped a step earlier would leave the others waiting.
+An average along a tree is equal to the last bit at every client. But values computed from the average may differ by
+rounding, because processors and compilers differ. Then a client could stop a step earlier and leave the others waiting.
 """
 
 from collections.abc import Callable
@@ -15,5 +15,5 @@ __all__ = ["decide_at_root", "has_ended"]
 
 
 def decide_at_root(average: Average, until: Callable[[State, Context], Bool[Array, ""]]) -> Average:
-    """Return the exact average with the root's decision on the end of the loop, as `state.ended` of every client."""
+    """Return the exact average, which also sets `state.ended` of every client to the root's result of `until`."""
     return replace(average, ends=until)

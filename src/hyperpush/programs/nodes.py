@@ -1,4 +1,4 @@
-"""The nodes of a program: one client's code, written as messages to send and uses of received messages.
+"""The nodes of a program, which is one client's code: what the client sends and how it uses what it receives.
 
 A program is a short tree of nodes. Its leaves are pure functions of one client's state, which is any pytree. Only the
 messages of the nodes cross between clients. Engines host clients and interpret the tree. So an algorithm is written
@@ -25,7 +25,7 @@ Message = PyTree
 
 
 class Role(IntEnum):
-    """Purpose of a leaf. It is part of the leaf's key, so that no two leaves of a node draw the same numbers."""
+    """Purpose of a leaf: a part of the leaf's key, so that no two leaves of a node draw the same numbers."""
 
     LOCAL = 0
     SEND = 1
@@ -39,7 +39,7 @@ class Role(IntEnum):
     COMPUTE = 9
 
 
-# Above all positions and iterations that are folded into a key on the path to a leaf.
+# A number above all positions and iterations that are folded into the key on the path to a leaf.
 LEAF = 1 << 31
 
 
@@ -80,7 +80,7 @@ class Inbox(eqx.Module):
 
     Args:
         total: Messages of the *other* clients, combined with their weights. Stacked messages have one row per sender,
-            zeros where none arrived.
+            with zeros if no message of that sender arrived.
         own: Weight that the client keeps for its own message.
         heard: True for each sender whose message arrived. None unless the exchange has `observe=True`.
         sent: Weights that the client used as a sender, by receiver. None unless the exchange has `observe=True`.
@@ -99,7 +99,7 @@ class Inbox(eqx.Module):
     sent: Float[Array, " n"] | None = None
 
     def mix(self, own: Message) -> Message:
-        """Return the weighted sum of the client's own message and the others', in the types of its own."""
+        """Return the weighted sum of the client's own message and the others' messages, in the types of `own`."""
         return jax.tree.map(lambda mine, others: (self.own * mine + others).astype(mine.dtype), own, self.total)
 
 
@@ -125,13 +125,13 @@ class Exchange(eqx.Module):
     Args:
         send: `send(state, context)` returns the message, any pytree.
         receive: `receive(state, inbox, context)` returns the new state from the messages of the *other* clients.
-        weights: Weights of messages. `"push"`: set by the sender, column-stochastic. `"gossip"`: doubly stochastic.
-            `"ones"`: all weights are 1. `"reverse"`: the weight that the receiver pushes to that sender. A function of
-            the receiver's state and context returns one weight per sender.
+        weights: Weights of messages. `"push"`: column-stochastic weights, set by the sender. `"gossip"`: doubly
+            stochastic weights. `"ones"`: all weights are 1. `"reverse"`: the weight with which the receiver pushes to
+            that sender. A function of the receiver's state and context returns one weight per sender.
         reduce: Combination of messages: `"sum"`, `"max"`, or `"stack"`, which keeps one unweighted row per sender.
-        conserved: True if the sum over clients must survive loss, as push-sum mass must. On lossy networks such
-            messages travel as running sums per link, so no part is lost for good.
-        observe: True to let the inbox hold `heard` and `sent`.
+        conserved: True if the sum over clients must survive lost messages, such as push-sum mass. On lossy networks
+            such messages are sent as running sums per link, so a later message delivers what was lost.
+        observe: True to fill `heard` and `sent` of the inbox.
 
     Raises:
         InvalidInput: A conserved message is not pushed and summed, or a stacked message is weighted.
@@ -154,7 +154,7 @@ class Exchange(eqx.Module):
     observe: bool = eqx.field(static=True, default=False)
 
     def take(self, state: State, total: Message, own: Any, heard: Any, sent: Any, ctx: Context) -> State:
-        """Return the state after these messages arrived."""
+        """Return the state after `receive` got an inbox with these fields."""
         return self.receive(state, Inbox(total, own, heard, sent), ctx)
 
     @property
@@ -172,30 +172,36 @@ class Exchange(eqx.Module):
 
 
 class Average(eqx.Module):
-    """`rounds` steps of averaging, as one node, so that an engine may compose them into one operator.
+    """An average over clients by `rounds` steps, as one node, so that an engine may compose them into one operator.
 
-    `"push"`: w ← Pw, ω ← Pω from (value, mass), average = w/ω (push-sum: Kempe, Dobra, Gehrke 2003). `"gossip"`:
-    w ← Ww with doubly stochastic W. `"exact"`: the plain mean in one step, as a server or an all-reduce gives it.
-    `"tree"`: the plain mean, summed over the network's links along a tree to client 0 and sent back
-    (`hyperpush.networks.trees`). The links decide the number of rounds. Each client sends at most two messages on
-    average, more on lossy links. Engines that host all clients compute the mean in one step and count the cost of the
-    tree; peers send along it. On random links the first such average of a run also counts the cost of learning how
-    often links are up. **Use it** where clients trust each other. A parent sees its children's sums and could falsify
-    them.
+    There are four methods:
+
+    - `"push"` starts from (w, ω) = (value, mass) and repeats w ← Pw, ω ← Pω. The average is w/ω (push-sum: Kempe,
+      Dobra, Gehrke 2003).
+    - `"gossip"` repeats w ← Ww with doubly stochastic W.
+    - `"exact"` takes the plain mean in one step, like a server or an all-reduce.
+    - `"tree"` also takes the plain mean. Values are summed over the network's links along a tree to client 0, and the
+      mean is sent back (`hyperpush.networks.trees`).
+
+    With `"tree"` the links decide the number of rounds. Each client sends at most two messages on average, more on
+    lossy links. Engines that host all clients compute the mean in one step and count the cost of the tree; peers send
+    along the tree. On random links the first such average of a run also counts the cost of learning how often links
+    are up. **Use `"tree"`** where clients trust each other. A parent sees its children's sums and could falsify them.
 
     Args:
         get: `get(state, context)` returns `(value, mass)`. The value is any pytree, sent as one message.
         put: `put(state, average, mass, context)` returns the new state from the averaged value and the mass.
         rounds: Steps of averaging, 0 or more. 0 leaves each client its own value; more steps come closer to the mean.
-            Exact means ignore it.
-        by: Method: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server, `"tree"` without.
+            Ignored by `"exact"` and `"tree"`.
+        by: Method: `"push"` on any network, `"gossip"` on undirected networks, `"exact"` with a server, or `"tree"`
+            without a server.
         ends: `ends(state, context)` returns a truth value or an integer from the state after `put`. Client 0's answer
             returns with the average and becomes the field `ended` of all states. It needs `"exact"` or `"tree"`. A loop
-            around it uses `until=has_ended` and `common=True`, so clients that round differently end together. None:
-            no answer is sent.
+            around the average uses `until=has_ended` and `common=True`, so clients that round differently end together.
+            With None no answer is sent.
         answer: `answer(state, average, context)` returns the value that `put` gets in place of an exact mean. It may
-            read only values that are equal at every client. Engines that host all clients compute it once, so it is
-            equal to the last bit. Each peer computes its own. None: `put` gets the mean.
+            read only values that are equal at every client. Engines that host all clients compute this value once, so
+            it is equal to the last bit. Each peer computes the value itself. With None `put` gets the mean.
 
     Raises:
         InvalidInput: `ends` or `answer` is given for an average that is not exact.
@@ -223,7 +229,7 @@ class Average(eqx.Module):
             raise InvalidInput("Average.answer", self.by, "by='tree' or 'exact': other means differ between clients")
 
     def each_answers(self) -> "Average":
-        """Return the same average with the answer computed by every client."""
+        """Return the same average, in which every client computes `answer` itself."""
         answer, put = self.answer, self.put
         if answer is None:
             return self
@@ -234,7 +240,7 @@ class Average(eqx.Module):
         return replace(self, put=take, answer=None)
 
     def stepwise(self) -> "Node":
-        """Return the average as single exchanges, for engines that cannot compose them; averages along a tree stay."""
+        """Return the average as single exchanges, for engines that cannot compose them; keep averages along a tree."""
         if self.answer is not None:
             return self.each_answers().stepwise()
         if self.by == "tree":
@@ -284,13 +290,15 @@ def with_answer(state: Any, answer: Array) -> State:
 
 
 class Server(eqx.Module):
-    """Gather all messages, compute once, and answer each client. Among real peers one named peer plays the server.
+    """Gather all messages at a server, compute once, and answer each client.
+
+    If clients are peers on several machines, one named peer is the server.
 
     Args:
         send: `send(state, context)` returns the message.
-        compute: `compute(messages, key)` gets the messages stacked on axis 0 and returns the answers stacked alike.
+        compute: `compute(messages, key)` gets the messages stacked on axis 0 and returns the answers stacked on axis 0.
         receive: `receive(state, answer, context)` returns the new state.
-        host: True if `compute` is plain Python, such as clustering. False: it can be compiled, which is faster.
+        host: True if `compute` is plain Python, such as clustering. False if it can be compiled, which is faster.
 
     Example:
         Every client gets the largest number.
@@ -312,15 +320,15 @@ class Server(eqx.Module):
 
 
 class Repeat(eqx.Module):
-    """A loop over `body`.
+    """A loop that runs `body` a number of times, or until all clients vote to end.
 
     Args:
         body: Node to repeat; it must keep the structure of the state.
         at_most: Number of iterations, 0 or more. With `until` or `times` it is the upper limit.
         until: `until(state, context)` ends the loop when it is true at *every* client. The clients vote by
-            max-consensus after each iteration, so they stay in step. None: no condition.
-        times: `times(state, context)` returns the number of iterations. It must be equal at every client. None:
-            `at_most`.
+            max-consensus after each iteration, so all end in the same iteration. None: no condition.
+        times: `times(state, context)` returns the number of iterations. It must be equal at every client. None takes
+            `at_most` iterations.
         common: True if `until` reads only values that are equal at every client, such as an exact average. Then no
             vote is needed.
         name: Name of the loop in records, progress and errors.
@@ -358,7 +366,7 @@ class Repeat(eqx.Module):
 
 
 class Scope(eqx.Module):
-    """Run `body` on a state of its own.
+    """Run `body` on an inner state that exists only inside the scope.
 
     Args:
         body: Node that runs on the inner state.
@@ -381,7 +389,7 @@ class Scope(eqx.Module):
 
 
 class Sequence(eqx.Module):
-    """Nodes that run one after the other.
+    """A node that runs other nodes one after the other.
 
     Args:
         nodes: Nodes in the order in which they run. An empty sequence does nothing.
@@ -409,7 +417,7 @@ class Sequence(eqx.Module):
 
 Node = Local | Exchange | Average | Server | Repeat | Scope | Sequence
 
-Path = tuple[int, ...]  # place of a node: positions in the sequences above it; a loop or scope adds 0
+Path = tuple[int, ...]  # place of a node in the tree: its position in each sequence above it, and 0 for a loop or scope
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -423,14 +431,14 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def contains(node: Node, test: Callable[[Node], bool]) -> bool:
     """Return True if `test` holds for the node or for any node below it."""
-    for each in _below(node):  # noqa: SIM110 (a call per node less than `any` of a generator)
+    for each in _below(node):  # noqa: SIM110 (saves a call per node, which `any` of a generator needs)
         if test(each):
             return True
     return False
 
 
 def _below(node: Node) -> tuple[Node, ...]:
-    """Return the node and all nodes below it, found once for each object: engines ask often."""
+    """Return the node and all nodes below it; the result is cached, because engines ask often."""
     known = vars(node).get("_below")
     if known is None:
         known = (node,)

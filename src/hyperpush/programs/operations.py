@@ -1,12 +1,12 @@
-"""Rough count of a traced leaf's arithmetic, enough to tell programs of milliseconds from programs of minutes."""
+"""Count the arithmetic of a traced leaf roughly, to tell programs of milliseconds from programs of minutes."""
 
 from math import prod
 from typing import Any
 
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-OPEN_ENDED = 30  # passes assumed for a loop that ends on a condition or a vote: its limit says little
-DRAWN = 250  # operations in the time that drawing a random number takes
+OPEN_ENDED = 30  # iterations assumed for a loop that ends on a condition or a vote, because its limit says little
+DRAWN = 250  # operations that take as much time as drawing one random number
 
 _RANDOM = ("random_bits", "random_fold_in", "random_split")
 _FOLDS = ("reduce", "arg", "cum", "sort")  # prefixes of primitives whose cost is the size of their inputs
@@ -24,7 +24,7 @@ def largest(jaxpr: Jaxpr) -> int:
 
 
 def equations(jaxpr: Jaxpr) -> int:
-    """Return the number of equations of a traced program, inner programs included: what a compiler has to read."""
+    """Return the number of equations of a traced program with its inner programs, a measure of compile time."""
     return sum(1 + sum(map(equations, jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
 
 

@@ -1,4 +1,4 @@
-"""Messages, work and states of a program, read from one trace of each of its leaves."""
+"""Determine the messages, the work and the states of a program from one trace of each of its leaves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -30,7 +30,7 @@ from hyperpush.programs.nodes import (
 from hyperpush.programs.operations import largest, operations
 from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 
-# In place of a path: the messages that learn how often links are up, sent once and counted in rows of n numbers.
+# Stands in place of a path for the messages that share how often links are up; they are counted in rows of n numbers.
 LEARNING: Path = (-1,)
 
 
@@ -40,7 +40,7 @@ class Sending(eqx.Module):
     path: Path = eqx.field(static=True)
     node: Node  # without its functions
     message: PyTree[jax.ShapeDtypeStruct] = eqx.field(static=True)
-    body: Path = eqx.field(static=True)  # body of the innermost enclosing loop; (): outside of all loops
+    body: Path = eqx.field(static=True)  # path of the body of the innermost enclosing loop; (): none
     answer: jax.ShapeDtypeStruct | None = eqx.field(static=True, default=None)  # returned with an average
 
     @property
@@ -53,13 +53,13 @@ class Sending(eqx.Module):
 
     @property
     def by_tree(self) -> bool:
-        """True if the message goes along a tree; then only the run knows the number of messages."""
+        """True if the message is sent along a tree; then the number of messages is known only after the run."""
         return isinstance(self.node, Average) and self.node.by == "tree"
 
     def messages(self, agreement: int) -> int:
-        """Return the number of messages per pass, where a vote on ending a loop takes `agreement` rounds.
+        """Return the number of messages per pass if a vote on ending a loop takes `agreement` rounds.
 
-        Along a tree it is at most two, on average over clients and without loss.
+        An average along a tree counts two messages, an upper bound for the mean over clients without lost messages.
         """
         if isinstance(self.node, Average):
             return {"exact": 1, "tree": 2}.get(self.node.by, self.node.rounds)
@@ -70,20 +70,20 @@ class Sending(eqx.Module):
 class Profile:
     """One client's messages and work in each pass through the body of each loop of a program.
 
-    Its nodes lack their functions, so they do not depend on the numbers that the program was built from.
+    Its nodes are without their functions, so they do not depend on the numbers from which the program was built.
     """
 
     sendings: tuple[Sending, ...]
-    loops: tuple[tuple[Path, Path, Repeat], ...]  # (its body, the enclosing body, the loop), outer loops first
-    work: dict[Path, Work]  # one pass through a body, without the loops in it; (): outside of all loops
+    loops: tuple[tuple[Path, Path, Repeat], ...]  # (the loop's body, the enclosing body, the loop), outer loops first
+    work: dict[Path, Work]  # work of one pass through each loop body, without inner loops; (): outside of all loops
     states: dict[Path, PyTree]  # shapes of the state before each node
     result: PyTree  # shapes of the state after the last node
-    scopes: tuple[Path, ...]  # paths of the nodes with their own state, outer nodes first
-    effort: dict[Path, tuple[int, int]]  # leaves in one pass through a body, and their operations; like `work`
+    scopes: tuple[Path, ...]  # paths of the scopes, outer ones first
+    effort: dict[Path, tuple[int, int]]  # number of leaves in one pass through each body, and of their operations
     leaves: int  # largest number of leaves that one pass through the program executes
     largest: int  # bytes of the largest array that a leaf computes
 
-    # A profile is cached, and asked by every run. What it derives from its nodes is kept.
+    # Profiles are cached and used by every run, so derived values are cached as well.
 
     @cached_property
     def by_tree(self) -> tuple[Path, ...]:
@@ -97,7 +97,7 @@ class Profile:
 
     @cached_property
     def rounds(self) -> tuple[tuple[Path, int], ...]:
-        """Body of each sending node, and its rounds that draw links and add messages: a mean along a tree is one."""
+        """Loop body of each sending node, and its number of rounds; an average along a tree counts as one round."""
         return tuple([(each.body, 1 if each.by_tree else each.messages(1)) for each in self.sendings])
 
     @cached_property
@@ -107,7 +107,7 @@ class Profile:
 
     @cached_property
     def heaviest(self) -> int:
-        """Bytes of the largest state, and of the largest array that a leaf computes."""
+        """Bytes of the largest state plus those of the largest array that a leaf computes."""
         return self.largest + max(bytes_of(state) for state in self.states.values())
 
     @cached_property
@@ -121,7 +121,10 @@ class Profile:
         return any(loop.votes for _, _, loop in self.loops)
 
     def passes(self, agreed: Mapping[Path, int] | None = None) -> dict[Path, int]:
-        """Return the number of passes through each body. `agreed` has those of agreed loops; None: their limits."""
+        """Return the number of passes through each loop body.
+
+        `agreed` has the passes of loops whose length is decided during the run. None takes the limits of these loops.
+        """
         passes: dict[Path, int] = {(): 1}
         for body, around, node in self.loops:
             if agreed is None or not node.agreed:
@@ -135,8 +138,11 @@ class Profile:
         return [self.states[each] for each in self.scopes if len(each) < len(path) and each == path[: len(each)]]
 
     def floats(self, exchanges: Mapping[Path, Any], clients: int) -> Any:
-        """Return the numbers sent per client, from the exchanges at each place; along trees, the mean over clients."""
-        # Each client sends once in an exchange; along a tree the messages of all clients are counted together.
+        """Return how many numbers each client sends, from the number of exchanges at each path.
+
+        Along a tree it is the mean over clients, rounded.
+        """
+        # In an exchange each client sends once. Along a tree `exchanges` counts the messages of all clients together.
         along = {path: self.width[path] for path in self.by_tree} | {LEARNING: clients}
         each = {path: width for path, width in self.width.items() if path not in along}
         shared, rest = np.divmod(_weighted(exchanges, along), clients)
@@ -144,7 +150,7 @@ class Profile:
         return floats + ((2 * rest > clients) | ((2 * rest == clients) & (floats % 2 == 1)))  # halves to even
 
     def total(self, agreed: Mapping[Path, int]) -> Work:
-        """Return the gradients and products computed."""
+        """Return the numbers of gradients and products in a run with these passes of loops."""
         passes, total = self.passes(agreed), Work()
         for body, done in self.work.items():
             total.update({kind: passes[body] * count for kind, count in done.items()})
@@ -152,7 +158,7 @@ class Profile:
 
 
 def _weighted(counts: Mapping[Path, Any], widths: Mapping[Path, int]) -> np.ndarray:
-    """Return the sum of the counts at some places times their widths, as 64-bit integers."""
+    """Return the sum of the counts at the given paths times their widths, as 64-bit integers."""
     sent = [width * np.asarray(counts[path], np.int64) for path, width in widths.items() if path in counts]
     return np.asarray(sum(sent), int)
 
@@ -243,7 +249,10 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
 
 
 class _Tracer:
-    """One walk over a program with the shapes of one client's state. `body` is the innermost enclosing loop's."""
+    """One walk over a program with the shapes of one client's state.
+
+    In all methods, `body` is the path of the body of the innermost enclosing loop.
+    """
 
     def __init__(self, data: PyTree, clients: int, visit: Visit | None):
         self.data, self.clients, self.visit = data, clients, visit
@@ -259,7 +268,7 @@ class _Tracer:
         self.largest = 0
 
     def walk(self, node: Node, state: PyTree, path: Path, body: Path) -> PyTree:
-        """Return the state after a node."""
+        """Return the shapes of the state after a node."""
         self.states[path] = state
         return _WALKS[type(node)](self, node, state, path, body)
 

@@ -1,9 +1,9 @@
-"""Recipes of programs. An engine builds the program anew inside each function that it compiles.
+"""Recipes of programs, from which an engine builds the program anew inside each function that it compiles.
 
 A program's leaves are closures over the numbers of a method. An engine that compiled a finished program would compile
-it again for every step size. It gets a recipe instead and builds the program where the numbers are traced, so a new
-number compiles nothing. A node is named by its path, and a leaf by its path and role, because closures are built anew
-each time.
+it again for every step size. So the engine gets a recipe, and builds the program while the numbers are traced. Then a
+new number needs no compilation. A node is identified by its path, and a leaf by its path and role, because closures are
+built anew each time.
 """
 
 import functools
@@ -19,7 +19,7 @@ import numpy as np
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.programs.nodes import Average, Node, Path, Role, Sequence, children
 
-NUMBERS = (float, np.floating)  # leaves of a recipe that are numbers, and no arrays yet
+NUMBERS = (float, np.floating)  # types of leaves of a recipe that are numbers but not arrays
 
 
 class ProgramRecipe(eqx.Module):
@@ -32,7 +32,7 @@ class ProgramRecipe(eqx.Module):
 
     build: Callable[..., Node] = eqx.field(static=True)
     parts: tuple[Any, ...]
-    reads: str = eqx.field(static=True, default="")  # digest of the values that the parts' functions read
+    reads: str = eqx.field(static=True, default="")  # digest of the parts' functions and of the values that they read
 
     def program(self) -> Node:
         """Build the program from the parts' present numbers: floats on the host, tracers in compiled code."""
@@ -43,7 +43,7 @@ class ProgramRecipe(eqx.Module):
         return with_arrays(self)
 
     def shapes(self) -> "ProgramRecipe":
-        """Return the recipe with shapes and types in place of values: the key that tells structures apart."""
+        """Return the recipe with shapes and types in place of values, which is equal for equal structures."""
         return with_kinds(self)
 
 
@@ -82,7 +82,7 @@ def program_of(method: Any, problem: Any) -> ProgramRecipe:
 def what_is_read(given: Any) -> str:
     """Return a digest of functions and of the values that they read; it is part of the key of compiled code.
 
-    Numbers and arrays among the leaves of modules are not in it, because compiled code takes them as arguments.
+    The digest ignores numbers and arrays among the leaves of modules, because compiled code takes them as arguments.
     """
     return fingerprint(with_kinds(given), quick=True)
 

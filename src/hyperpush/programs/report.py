@@ -22,13 +22,13 @@ class Report(eqx.Module):
     error: Float[Array, "*clients"]  # relative error of the result
     runs: Int[Array, "*clients"]
     failed: Int[Array, "*clients"]
-    residual: Float[Array, "*clients"]  # longest Newton step so far, in units of the params
-    disagreement: Float[Array, "*clients"]  # of the clients' params, in the same units
+    residual: Float[Array, "*clients"]  # longest Newton step so far, relative to the params
+    disagreement: Float[Array, "*clients"]  # of the clients' params, relative to the params
     moved: Float[Array, "*clients"]  # relative change of the result if the inner problem were solved
 
     @staticmethod
     def of(reason: Any, error: Any = -1.0) -> "Report":
-        """Return the report of one solve or estimate."""
+        """Return the report of one solve or estimate that ended for this reason; an error below 0 is unknown."""
         reason = jnp.asarray(reason, jnp.int32)
         failed = (reason > Reason.FIXED_LENGTH).astype(jnp.int32)
         error = jnp.minimum(jnp.asarray(error, jnp.zeros(()).dtype), LARGEST)
@@ -42,10 +42,12 @@ class Report(eqx.Module):
         return Report(zeros, unknown, zeros, zeros, unknown, unknown, unknown)
 
     def judged(self, residual: Any, disagreement: Any, moved: Any) -> "Report":
-        """Return the report with the quality of the params that it was made at."""
+        """Return the report with the quality of the params at which it was made."""
         kind = self.error.dtype
         known = (jnp.minimum(each, LARGEST).astype(kind) for each in (residual, disagreement, moved))
-        error = jnp.where(self.reason == Reason.UNSOLVED, -1, self.error)  # of the linear system alone
+        error = jnp.where(
+            self.reason == Reason.UNSOLVED, -1, self.error
+        )  # the known error is that of the linear system alone
         return Report(self.reason, error, self.runs, self.failed, *known)
 
     def at_params(self, trained: "Report") -> "Report":

@@ -1,4 +1,4 @@
-"""Programs made from programs."""
+"""Transform programs node by node."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Lift the program of one run to several runs that share every message."""
+"""Turn the program of one run into a program of several runs that share every message."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ class Runs(eqx.Module):
 
     @staticmethod
     def start(state: State, axis: int = 0) -> "Runs":
-        """Return runs that have not ended; `axis` of the state counts them."""
+        """Return runs that have not ended; they are on this `axis` of the state."""
         shape = jax.tree.leaves(state)[0].shape[: axis + 1]
         return Runs(state, jnp.zeros(shape, bool))
 
@@ -43,9 +43,9 @@ class Runs(eqx.Module):
         return Runs(replace(self.state, ended=jnp.where(self.ended, self.state.ended, answer)), self.ended)
 
     def moved(self, after: State) -> "Runs":
-        """Return the runs with their states after a leaf; runs that have ended keep theirs."""
+        """Return the runs with the states `after` a leaf; runs that have ended keep their states."""
         if jax.tree.map(jnp.shape, after) != jax.tree.map(jnp.shape, self.state):
-            return Runs(after, self.ended)  # a state of another form, which all runs take
+            return Runs(after, self.ended)  # the leaf changed the state's structure, so all runs take the new state
 
         def pick(old: Array, new: Array) -> Array:
             return new if old is new else jnp.where(self.ended.reshape(-1, *[1] * (new.ndim - 1)), old, new)
@@ -54,17 +54,17 @@ class Runs(eqx.Module):
 
 
 class _Counted(eqx.Module):
-    """Runs in a loop of an agreed length, each with its number of remaining iterations."""
+    """Runs inside a loop, and the number of remaining iterations of each run."""
 
     runs: Runs
     left: Int[Array, " k"]
 
 
 def stack(node: Node) -> Node:
-    """Lift a finished program to several runs on `Runs` states; they share every message.
+    """Return a program of several runs from the program of one; it works on `Runs`, and runs share every message.
 
-    Each run ends its loops by itself. A run that has ended keeps its state until the last one ends, and its part of the
-    messages is still sent. Leaves of all runs draw the same numbers.
+    Each run ends its loops by itself. A run that has ended keeps its state until the last run ends, and its part of the
+    messages is still sent. Leaves of all runs draw the same random numbers.
 
     Args:
         node: Program of local work, exact averages, and loops that end by a count or by a condition that is equal at
@@ -96,7 +96,7 @@ def stack(node: Node) -> Node:
 
 
 def _over(f: Callable[..., Any], ctx: Context, *stacked: PyTree) -> Any:
-    """Apply a leaf to every run."""
+    """Return the results of a leaf for every run."""
     return jax.vmap(lambda *own: f(*own, ctx))(*stacked)
 
 
@@ -131,9 +131,9 @@ def _stack_average(node: Average) -> Average:
 
 
 def _stack_loop(node: Repeat) -> Node:
-    """Lift a loop: each run ends by itself, and the loop ends with the last run.
+    """Return the loop of several runs, in which each run ends by itself; the loop ends with the last run.
 
-    After it, only runs continue that the enclosing loop has not ended.
+    After the loop, those runs continue that have not ended in the enclosing loop.
     """
     if not node.agreed:
         return replace(node, body=stack(node.body))

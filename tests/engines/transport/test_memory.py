@@ -18,7 +18,9 @@ FAULTS = Faults(loss=0.3, duplicate=0.1, delay=3)
 
 
 def run(hub, peer) -> list[Any]:
-    """`peer(client, transport)` for every client in a thread of its own, as an engine would run them; their results."""
+    """Run `peer(client, transport)` for every client in a separate thread, as an engine does, and return the
+    results.
+    """
 
     def guarded(client):
         try:
@@ -33,7 +35,7 @@ def run(hub, peer) -> list[Any]:
 
 
 def chatter(steps, clients):
-    """Everybody sends to everybody at every step and notes what it receives, as (step, sender, step of sending)."""
+    """Return peers that send to all others in every step and record arrivals as (step, sender, step of sending)."""
 
     def peer(client: int, transport: Transport):
         others = [other for other in range(clients) if other != client]
@@ -87,8 +89,8 @@ def test_rates_and_reordering_seen_by_the_receiver():
             overtaken += sender == next_sender and next_at < at
             shuffled += step == next_step and at == next_at and next_sender < sender
     assert overtaken > 50
-    # Both of a step's messages come with the same delay in 0.72² · ¼ of 1,200 cases, swapped in half of them and next
-    # to each other in most: about 55, give or take 7. None would be swapped without reordering.
+    # Both messages of a step have the same delay in 0.72² · ¼ of 1,200 cases. They are swapped in half of these and
+    # adjacent in most: about 55 ± 7. Without reordering, none would be swapped.
     assert shuffled > 20
 
 
@@ -150,7 +152,7 @@ def test_one_failing_peer_ends_all_of_them():
 
 
 def test_push_sum_by_running_sums_over_threads():
-    """Wire, transport and running sums together: the average is exact among faults and rubbish."""
+    """Encoding, transport and running sums together: the average is exact despite faults and invalid messages."""
     clients, steps = 5, 200
     values = np.random.default_rng(0).normal(size=(clients, 3))
     hub = MemoryTransport(clients, FAULTS, KEY)

@@ -66,7 +66,7 @@ def reason(data, template=TEMPLATE, **options) -> RefusalReason:
 
 
 def resealed(data) -> bytes:
-    """The bytes with a checksum that fits them, as a malicious sender would make it."""
+    """Return the bytes with a matching checksum, as a malicious sender would compute it."""
     return bytes(data[:-4]) + zlib.crc32(data[:-4]).to_bytes(4, "little")
 
 
@@ -108,7 +108,7 @@ def test_jax_arrays_numbers_and_foreign_byte_order():
 
 
 def test_byte_layout_is_fixed():
-    """Two machines of different make must agree: the bytes themselves are the promise."""
+    """Machines of different architectures must agree, so the test fixes the bytes themselves."""
     digest = blake2b(b"[0] float32 (2,)", digest_size=16).digest()
     expected = struct.pack("<4sHBxIIQIIQd16s", b"hpsh", 5, 0, 1, 2, 3, 4, 0, 5, 0.25, digest)
     expected += struct.pack("<2f", 1, 2)
@@ -141,7 +141,7 @@ def test_every_bit_flip_is_rejected():
         expected = {0: RefusalReason.BAD_MAGIC, 1: RefusalReason.WRONG_VERSION}.get(
             place // 32, RefusalReason.BAD_CHECKSUM
         )
-        if 48 <= place < 64:  # the kind, of which there are six, and a byte that means nothing
+        if 48 <= place < 64:  # the kind, with six valid values, and an unused byte
             expected = RefusalReason.WRONG_KIND if 51 <= place < 56 else RefusalReason.BAD_CHECKSUM
         assert reason(data) == expected
 
@@ -267,7 +267,7 @@ def test_random_mutations_raise_nothing_but_rejected():
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
         with contextlib.suppress(Rejected):
             peek(data)
-    # A sound checksum around changed values or header fields is a valid message; most mutations are not that.
+    # Changed values or header fields under a matching checksum form a valid message; most mutations do not.
     assert 0 < accepted < 5_000
     assert rejections.total() > 15_000
     assert set(rejections) >= {

@@ -1,8 +1,8 @@
-"""A run that is killed at random moments and resumed each time, against the same run left alone.
+"""A run that is killed at random moments and resumed each time, compared with an undisturbed run.
 
     python killed.py FOLDER KILLS SEED
 
-A process that has loaded everything, but not started JAX, forks one for each start of the run.
+One process imports everything without starting JAX, and forks a process for each start of the run.
 """
 
 import json
@@ -25,7 +25,7 @@ from hyperpush.runs.experiment import Experiment
 from hyperpush.spec import studies
 from hyperpush.tasks.logistic import logistic
 
-LOADED = (journal, hp.train, hp.SGP)  # here, not in every process
+LOADED = (journal, hp.train, hp.SGP)  # imported here once, not in every process
 
 
 class Pieces(Config):
@@ -40,7 +40,7 @@ def length(params, hyper, batch):
 
 
 def run_trained(config: Pieces, run: Any) -> dict[str, Any]:
-    """Train, and go on from there, several times; a record and a set of models after each."""
+    """Train several times, each time from the last result; write a record and a set of models after each time."""
     task, network = logistic(5, 0, examples=10), hp.networks.RandomDirected(5)
     norms, rounds = [], 0
     solver = hp.SGP(config.steps, 0.1, batch_size=4)
@@ -58,7 +58,7 @@ studies.experiments = lambda: {"trained": Experiment("trained", "", Pieces, run_
 
 
 def started(folder: Path, *arguments: str) -> int:
-    """The process that runs a command."""
+    """Start a command in a new process and return its process id."""
     assert not xla_bridge.backends_are_initialized()
     pid = os.fork()
     if pid:
@@ -76,7 +76,7 @@ def started(folder: Path, *arguments: str) -> int:
 
 
 def ended(pid: int) -> int | None:
-    """How a process has ended, if it has."""
+    """Return the exit code of a process, or None while it runs."""
     found, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else None
 
@@ -88,12 +88,12 @@ def newest(folder: Path) -> str:
 
 def main(folder: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
-    arguments = ["trained", "-s", f"pieces={max(8, kills)}"]  # enough to outlast all kills on a fast machine
+    arguments = ["trained", "-s", f"pieces={max(8, kills)}"]  # enough pieces to outlast all kills on a fast machine
     alone = started(folder, "run", *arguments, "--out", "alone")
     os.waitpid(alone, 0)
     done, pid, code = 0, started(folder, "run", *arguments, "--out", "killed"), None
     while done < kills:
-        # Some progress, then any moment: while it computes, writes, or has begun the next piece.
+        # Wait for some progress, then for a random time: the process may be computing, writing, or in the next piece.
         before = newest(folder)
         while (code := ended(pid)) is None and newest(folder) == before:
             time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""Programs that are cut off at any of their checkpoints and go on: the same bits as without."""
+"""Programs that are interrupted at any of their checkpoints and resumed give bit-identical results."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ RECORD = {"inner": lambda s, ctx: s["x"], "outer": lambda s, ctx: (s["x"] * 2, s
 
 
 class Cut(BaseException):
-    """Where a process would have been killed."""
+    """Raised at the point where a process would have been killed."""
 
 
 def receive(state, inbox, ctx):
@@ -64,13 +64,13 @@ def states(n=6):
 
 
 def two_pieces(run, tree, record):
-    """A run of two calls, the second of which starts where the first ended."""
+    """Run two calls, the second of which starts where the first ended."""
     first = run(tree, NETWORK, states(), DATA, KEY, record=record)
     return first, run(tree, NETWORK, first.states, DATA, jax.random.key(6), record=record, step=first.step)
 
 
 def cut_off(folder, computed, saves, warnings, policy=None):
-    """The result of a run under a journal, cut off after so many checkpoints (None: never)."""
+    """Return the result of a run under a journal that is interrupted after `saves` checkpoints (None: never)."""
     store = CheckpointFolder(folder, warnings.append)
     journal = Journal(store, policy or Policy(minutes=None, rounds=4))
     shown = []
@@ -120,14 +120,14 @@ def test_a_run_that_was_cut_off_ends_in_the_same_bits(tmp_path, case):
     computed = partial(two_pieces, run, tree, record)
     truth = computed()
     shown, warnings = [], []
-    for saves in cuts:  # one run, cut off several times
+    for saves in cuts:  # one run, interrupted several times
         with pytest.raises(Cut):
             cut_off(tmp_path, computed, saves, warnings)
     found, _, shown = cut_off(tmp_path, computed, None, warnings)
     same(found, truth)
     assert warnings == []
     _, _, everything = cut_off(tmp_path / "anew", computed, None, [])
-    assert len(shown) < len(everything)  # what was finished is not computed again
+    assert len(shown) < len(everything)  # finished parts are not computed again
 
 
 def test_data_whose_values_have_changed_are_noticed(tmp_path):
@@ -140,7 +140,8 @@ def test_data_whose_values_have_changed_are_noticed(tmp_path):
         cut_off(tmp_path, lambda: computed(DATA), 1, [])
     with pytest.raises(HyperpushError, match=r"checkpoint 0 was computed from other data: the values"):
         cut_off(tmp_path, lambda: computed(DATA.at[3].add(1)), None, [])
-    found = cut_off(tmp_path, lambda: computed(jnp.array(np.asarray(DATA))), None, [])[0]  # the same, elsewhere
+    # equal data in another array
+    found = cut_off(tmp_path, lambda: computed(jnp.array(np.asarray(DATA))), None, [])[0]
     x = np.arange(6.0)
     for _ in range(30):
         x = 0.5 * x + np.arange(6.0)
@@ -154,7 +155,7 @@ def test_the_digest_of_data_is_of_every_byte_and_of_no_padding():
     padded = {"a": np.vstack([rows["a"], rows["a"][:1]]), "b": np.append(rows["b"], 9)}
     assert values_digest(padded, 4) == first
     swapped = {**rows, "a": rows["a"][[1, 0, 2, 3]]}
-    flipped = {**rows, "a": -rows["a"]}  # also 0 becomes -0
+    flipped = {**rows, "a": -rows["a"]}  # changes even 0, to -0
     narrow = {**rows, "b": rows["b"].astype(np.int32)}
     assert len({first, *(values_digest(each, 4) for each in (swapped, flipped, narrow))}) == 4
     mesh = jax.sharding.Mesh(jax.devices()[:4], ("clients",))

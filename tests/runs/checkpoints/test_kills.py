@@ -1,4 +1,4 @@
-"""Runs that are killed with SIGKILL: the same files as if they had been left alone."""
+"""Runs that are killed with SIGKILL write the same files as undisturbed runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole and as written, or refused with the reason."""
+"""Checkpoints on disk are complete and unchanged, or refused with the reason."""
 
 import errno
 
@@ -51,7 +51,8 @@ def test_a_changed_or_torn_file_is_found(store, damage):
     assert CheckpointFolder(store.folder, warned.append).find() == [before]
     assert "checkpoint 000001-state is damaged" in warned[0]
     assert "other bytes than were written" in warned[0]
-    assert CheckpointFolder(store.folder, warned.append).find() == [before]  # it was put aside, with one warning
+    # the damaged one was put aside, with one warning
+    assert CheckpointFolder(store.folder, warned.append).find() == [before]
     assert len(warned) == 1
 
 
@@ -85,7 +86,7 @@ def test_what_was_cut_off_while_it_was_written_is_removed(store):
 
 
 def test_rows_of_padding_are_not_saved_and_blocks_are_read_as_needed(tmp_path):
-    """Four devices have padded 6 clients to 8; others read the rows that they need, on either axis."""
+    """Four devices pad 6 clients to 8; readers load only the rows they need, whichever axis is divided."""
     mesh = jax.sharding.Mesh(jax.devices()[:4], ("clients",))
     spec = jax.sharding.PartitionSpec
     rows = jax.device_put(np.arange(16.0).reshape(8, 2), jax.sharding.NamedSharding(mesh, spec("clients")))

@@ -1,4 +1,4 @@
-"""Transports, which move bytes between peers: the protocol, a network in memory, and Eclipse Zenoh (`zenoh/`)."""
+"""Transports move bytes between peers. Here are their protocol, a network in memory, and Eclipse Zenoh (`zenoh/`)."""
 
 from hyperpush.engines.transport.memory import MemoryTransport as MemoryTransport
 from hyperpush.engines.transport.protocol import LAST as LAST

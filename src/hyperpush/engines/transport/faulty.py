@@ -1,4 +1,4 @@
-"""Seeded faults on top of a real transport, for trials: loss, duplicates, delays and so reordering."""
+"""Seeded faults on top of a real transport, for trials: messages are lost, duplicated, delayed and so reordered."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, final
@@ -10,10 +10,10 @@ from hyperpush.engines.faults import Faults
 
 @final
 class Faulty:
-    """A transport wrapper that loses, doubles and delays outgoing payloads.
+    """A transport wrapper that loses, duplicates and delays outgoing payloads.
 
-    The fate of the k-th payload for a target follows from (seed, sender, target, k). A payload that is d rounds late is
-    passed on at the d-th `collect` after it was sent. All other calls go to the transport unchanged.
+    What happens to the k-th payload for a target follows from (seed, sender, target, k). A payload with a delay of d
+    rounds is passed on at the d-th `collect` after it was sent. All other calls go to the transport unchanged.
     """
 
     def __init__(self, transport: Any, faults: Faults, seed: int, client: int):

@@ -31,7 +31,7 @@ class _Parcel:
 
 @final
 class MemoryTransport:
-    """A network between threads of one process, with `faults` drawn from `key`.
+    """A network in memory between threads of one process, with `faults` drawn from `key`.
 
     A copy delayed by d rounds and sent at step t is due at the receiver's step t + d. A lost or late message is
     announced to the receiver, which therefore waits only for peers that have not sent yet. So deliveries and their
@@ -64,7 +64,7 @@ class MemoryTransport:
     def inject(self, to: int, step: int, sender: int, payload: bytes | bytearray) -> None:
         """Put raw bytes into the mailbox of `to`, as if from `sender`, without replacing the real message."""
         with self.changed:
-            # Behind both copies of the real message.
+            # Copy number 2 sorts it behind both copies of the real message.
             self._endpoints[to].mail.append(_Parcel(step, sender, 2, step, payload))
 
 
@@ -117,7 +117,7 @@ class MemoryEndpoint:
             raise HyperpushError(f"peer {self.client}: the run was given up: {failure!r}") from failure
 
     def _copies(self, to: int, step: int) -> list[tuple[int, int]]:
-        """Return (copy, delay) of each copy that arrives."""
+        """Return (copy, delay) of each copy of a message to `to` that arrives."""
         if self._hub.fates is None:
             return [(0, 0)]
         # One draw serves all receivers of a round.

@@ -1,10 +1,10 @@
-"""Timeouts and rules of retransmission.
+"""Rules and timeouts for sending messages again.
 
 - Synchronously, a sender keeps each message until the receiver acknowledges it (`Unacknowledged`). It is sent again
   only to a receiver that was restarted, because TCP below loses nothing otherwise.
-- Asynchronously, nothing is kept. Each round sends the running total of a link, and so makes up for all messages that
+- Asynchronously, no message is kept. Each round sends the running total of a link, which replaces all messages that
   were lost before.
-- At the end of a run no round follows. Unacknowledged totals are sent again with growing pauses (`Backoff`).
+- At the end of a run no further round follows, so unacknowledged totals are sent again with growing pauses (`Backoff`).
 """
 
 import time
@@ -23,13 +23,13 @@ Payload = bytes | bytearray
 
 @final
 class Backoff:
-    """Schedule of repetitions: at once, then after pauses that double up to the longest."""
+    """Schedule for sending a message again: at once, then after pauses that double up to `LONGEST_RESEND`."""
 
     def __init__(self) -> None:
         self._due, self._pause = 0.0, FIRST_RESEND
 
     def is_due(self) -> bool:
-        """Return True if it is time to send again, and then begin the next pause."""
+        """Return True, and begin the next pause, if it is time to send again."""
         now = time.monotonic()
         if now < self._due:
             return False

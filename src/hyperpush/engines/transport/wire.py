@@ -1,8 +1,8 @@
-"""Format of messages on the wire: a fixed header, the leaves of a pytree and a checksum.
+"""Format of messages between peers: a fixed header, the leaves of a pytree and a checksum.
 
     header    64 bytes: magic, version, kind, view, node, step, sender, counter, weight, digest of the tree
     leaves    per leaf: its elements in C order
-    checksum  CRC32 of all bytes before it (u32); beyond 64 KiB, of the sums of their columns (see `checksum`)
+    checksum  CRC32 of all bytes before it (u32); for more than 64 KiB see `checksum`
 
 All numbers are little-endian. Leaves start at multiples of 8 bytes, so that they can be read in place. The receiver
 knows the expected form (`Template`). A message does not contain its sizes: the digest of its tree (paths, types and
@@ -31,7 +31,7 @@ _MAGIC = b"hpsh"
 _HEADER = struct.Struct("<4sHBxIIQI4xQd16s")
 _CHECKSUM_BYTES = 4
 _ALIGNMENT = 8
-_SHORT, _WIDTH = 1 << 16, 1021  # bytes; words in a row
+_SHORT, _WIDTH = 1 << 16, 1021  # see `checksum`: bytes of short data, and words in a row
 _DTYPES = frozenset(
     np.dtype(dtype).name
     for dtype in (
@@ -42,18 +42,18 @@ _DTYPES = frozenset(
 
 
 class Kind(IntEnum):
-    """Purpose of a message, a separate field of the header."""
+    """Kinds of messages; the kind is a field of the header."""
 
-    MESSAGE = 0  # a message of one round, which counts with its weight, in that round only
+    MESSAGE = 0  # a message that is used in its own round only, with its weight
     TOTAL = 1  # the running sum of a link
-    LAST_TOTAL = 2  # a total from a sender that puts nothing more on this link for now
-    TRANSFER = 3  # a total from a sender that has given away its whole mass, and must not get more
+    LAST_TOTAL = 2  # a total from a sender that adds nothing more to this link for now
+    TRANSFER = 3  # a total from a sender that has transferred its whole mass, and must not get more
     SEEN = 4  # acknowledgment that the total with this counter was received
-    DURABLE = 5  # acknowledgment that this total was also made durable
+    DURABLE = 5  # acknowledgment that the total with this counter was also saved
 
     @property
     def last(self) -> bool:
-        """True for the last total of a link, for now."""
+        """True if the sender adds nothing more to the link for now."""
         return self in (Kind.LAST_TOTAL, Kind.TRANSFER)
 
     @property
@@ -80,7 +80,7 @@ class RefusalReason(StrEnum):
     WRONG_VIEW = "wrong-view"
     WRONG_WEIGHT = "wrong-weight"
     WRONG_MASS = "wrong-mass"
-    # Only a transport can check the rest, before a message is decoded.
+    # Only a transport can check the reasons below, before a message is decoded.
     BAD_PART = "bad-part"
     BAD_CONTROL = "bad-control"
     OVERFLOW = "overflow"
@@ -94,17 +94,17 @@ class RefusalReason(StrEnum):
 
     @property
     def words(self) -> str:
-        """The reason in words."""
+        """The reason as text, such as "bad checksum"."""
         return self.value.replace("-", " ")
 
     @property
     def of_content(self) -> bool:
-        """True if the message is intact, of this run and of its sender, but its content is impossible."""
+        """True if the message arrived intact, from the right run and sender, but its content is invalid."""
         return self in _CONTENT
 
     @property
     def of_identity(self) -> bool:
-        """True if another process than the accepted one may have sent it, with the same certificate."""
+        """True if another process with the same certificate may have sent the message."""
         return self in _IDENTITY
 
 
@@ -131,7 +131,7 @@ _CONTENT = frozenset(
 
 
 class Rejected(HyperpushError):
-    """Raised for a message that must not touch the state; the caller counts and drops it."""
+    """Raised for an invalid message, which must not change the state; the caller counts and drops it."""
 
     def __init__(self, reason: RefusalReason, detail: str):
         self.reason, self.detail = reason, detail
@@ -146,8 +146,9 @@ _KINDS = frozenset(Kind)
 class Header:
     """Header of a message.
 
-    A message belongs to a `view` of the membership and a `node` of the program, and was sent by `sender` at `step`.
-    Running sums also have the `counter` of the link. A message of one round has the `weight` that the receiver applies.
+    A message belongs to a `view` of the membership and a `node` of the program. `sender` sent it at `step`. A running
+    sum also has a `counter`, which increases on its link. A message of one round has a `weight`, by which the receiver
+    multiplies the content.
     """
 
     view: int
@@ -163,7 +164,7 @@ class Header:
 class Template:
     """Expected form of a message: a tree like `example`, whose leaves are arrays, numbers or `jax.ShapeDtypeStruct`s.
 
-    Floats must be finite. `allow_infinite` also allows ±inf (the neutral element of a maximum), but not NaN.
+    Floats must be finite. With `allow_infinite`, ±inf (the neutral element of a maximum) is valid, too, but not NaN.
     """
 
     def __init__(self, example: Any, allow_infinite: bool = False):
@@ -172,7 +173,7 @@ class Template:
         described = tuple(_describe(leaf) for leaf in leaves)
         self.digest = _digest(self.treedef, described)
         offset = _HEADER.size
-        self.leaves: list[tuple[np.dtype, tuple[int, ...], int]] = []  # type, shape and offset of each
+        self.leaves: list[tuple[np.dtype, tuple[int, ...], int]] = []  # type, shape and offset of each leaf
         for dtype, shape in described:
             self.leaves.append((dtype, shape, offset))
             offset += _align(math.prod(shape) * dtype.itemsize)
@@ -181,11 +182,12 @@ class Template:
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
-    """Return a checksum that detects damage, but not malice: the CRC32 of up to 64 KiB.
+    """Return a checksum that detects accidental damage, but not an attack.
 
-    Longer data are laid out in rows of 1021 words of 64 bits. Their checksum is the CRC32 of the column sums (mod 2⁶⁴)
-    and of the remaining bytes. That takes a tenth of the time, and still detects a changed word, or any change within a
-    row. The width is prime, so exchanged parts of the usual sizes are detected, too.
+    For up to 64 KiB it is the CRC32 of the data. Longer data are laid out in rows of 1021 words of 64 bits. Their
+    checksum is the CRC32 of the column sums (mod 2⁶⁴) and of the remaining bytes. That takes a tenth of the time, and
+    still detects a changed word, or any change within a row. The width is prime, so exchanged parts of the usual sizes
+    are detected, too.
     """
     view = memoryview(data)
     if len(view) <= _SHORT:
@@ -212,7 +214,7 @@ def encode(header: Header, tree: Any) -> bytearray:
 
 
 def peek(data: bytes | bytearray | memoryview) -> Header:
-    """Return the header, to choose the template for `decode`. The checksum is not verified here."""
+    """Return the header of a message, to choose the template for `decode`. The checksum is not verified here."""
     return _read_header(memoryview(data))[0]
 
 
@@ -238,7 +240,7 @@ def decode(
 
 
 def read_sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
-    """Return the header after checking checksum and sender, without decoding the content; raise `Rejected`."""
+    """Return the header of a message without decoding the content. Raise `Rejected` for a wrong checksum or sender."""
     return _read_sealed(memoryview(data).toreadonly(), expect_sender)[0]
 
 

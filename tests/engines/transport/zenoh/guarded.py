@@ -1,4 +1,4 @@
-"""A peer in a process of its own that says, when asked, what has reached it.
+"""A peer in a separate process that reports on request what has reached it.
 
 `python guarded.py FOLDER PORT [MODE [LONGEST]]`
 """

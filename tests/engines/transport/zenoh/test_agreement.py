@@ -1,4 +1,6 @@
-"""Who is who: replays, second processes and newcomers that do not fit are refused, alone and in words."""
+"""Identity of peers: replays, second processes and mismatched newcomers are refused, and only they end, with
+a reason.
+"""
 
 import copy
 import threading
@@ -26,7 +28,7 @@ def until(condition, seconds=60):
 
 @pytest.fixture
 def pair():
-    """Two peers that have agreed, of three."""
+    """Return two of three peers, which have agreed on the run."""
     at = Places(3)
     made = [at.open(client, mode="asynchronous", close_after=60.0) for client in (0, 1)]
     together(2, lambda client: made[client].ready(everyone=False))
@@ -76,7 +78,7 @@ def test_a_process_whose_place_was_taken_is_told_so(pair):
 
 
 def test_a_second_process_with_yesterdays_configuration_ends_alone(pair):
-    """Its sign of life, and the end of it, are not taken for the member's."""
+    """Its liveliness token, and the end of the token, are not attributed to the member."""
     at, first, second = pair
     elsewhere = copy.copy(at)
     elsewhere.ports = [at.ports[0], *free_ports(1), at.ports[2]]
@@ -184,7 +186,7 @@ def test_ended_certificates_and_refused_messages_are_the_reason_of_a_wait_in_vai
     first.refuse(1, RefusalReason.BAD_CHECKSUM, 9)
     with pytest.raises(Refused, match="from p1: p1's message in step 9 was refused: bad checksum"):
         first.collect(9, [1])
-    with pytest.raises(Absent, match="p1 is there, in step"):  # that was another step
+    with pytest.raises(Absent, match="p1 is there, in step"):  # the refusal concerned another step
         first.collect(10, [1])
     first.neighbors[1].ends = int(time.time()) - 5
     second.close()

@@ -16,22 +16,22 @@ from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, Typica
 def test_the_longest_but_one_of_the_last_sixteen():
     rounds = Typical()
     assert rounds.seconds is None
-    rounds.add(9.0)  # compiled
+    rounds.add(9.0)  # includes compilation
     assert rounds.seconds == 9.0
     for number in range(14):
         rounds.add(0.1 * (number % 3))
-        assert (rounds.seconds or 0.0) <= 0.2  # one long round is no habit
+        assert (rounds.seconds or 0.0) <= 0.2  # one long round does not count
     rounds.add(8.0)
-    assert rounds.seconds == 8.0  # two are
+    assert rounds.seconds == 8.0  # two long rounds do count
     rounds.add(0.1)
-    assert rounds.seconds == 0.2  # the first is forgotten
+    assert rounds.seconds == 0.2  # the first long round is forgotten
 
 
 def test_a_round_and_the_way_with_a_margin_within_bounds():
     link = Deadline(least=0.5, most=3.0)
     assert link.seconds == 3.0
     link.pace = 0.4
-    assert link.seconds == 3.0  # the way is not known
+    assert link.seconds == 3.0  # the travel time is unknown
     link.way.add(0.2)
     assert link.seconds == pytest.approx(0.9)
     link.pace = 1e-6
@@ -44,7 +44,7 @@ def test_a_round_and_the_way_with_a_margin_within_bounds():
 
 @pytest.mark.parametrize("way", [0.0, 0.001, 0.12, 7.0])
 def test_heartbeats_find_the_way_there_and_back_whatever_the_clocks_show(way, monkeypatch):
-    """Two ends whose clocks differ by a day and who hold what comes for 13 ms: neither is part of the way."""
+    """The clocks differ by a day, and each end holds messages for 13 ms; neither counts as travel time."""
     ends, clocks, now = [Deadline(), Deadline()], (0.0, 86400.0), 0.0
 
     def at(end):
@@ -54,7 +54,7 @@ def test_heartbeats_find_the_way_there_and_back_whatever_the_clocks_show(way, mo
         sender, receiver = number % 2, 1 - number % 2
         at(sender)
         sent, echo = deadlines.microseconds(), ends[sender].echo
-        assert (echo == 0) == (number == 0)  # the first has nothing to return
+        assert (echo == 0) == (number == 0)  # the first heartbeat has none to echo
         now += way
         at(receiver)
         ends[receiver].hear(70_000, sent, echo)
@@ -96,7 +96,9 @@ def test_what_is_not_exactly_a_heartbeat_is_rejected():
 
 
 def run(clients, rounds, faults, most=5.0, sleep=None):
-    """Rounds of empty work over Zenoh: for each peer its time, what came in its own round, its lead, its deadlines."""
+    """Run empty rounds over Zenoh; return per peer its time, messages received in their round, longest lead and
+    deadlines.
+    """
     places, reached = Places(clients), {}
 
     def party(client):
@@ -132,7 +134,7 @@ def test_waiting_in_vain_does_not_make_waits_longer(faults):
     lossless = max(wait for *_, wait, _ in run(4, 50, {}, most))
     found = run(4, rounds, dict.fromkeys(range(4), faults), most)
     assert sum(lost for *_, lost in found) > 300
-    # With deadlines learned from waits, they were at or near the longest wait after 60 rounds.
+    # If deadlines were learned from waits, they would be near the longest wait after 60 rounds.
     assert max(wait for *_, wait, _ in found) < max(0.25, 10 * lossless)
     assert max(took for took, *_ in found) < rounds * most / 20
 
@@ -148,7 +150,7 @@ def test_nobody_runs_away_from_a_slow_neighbor_that_is_not_heard():
     rounds = 40
     found = run(3, rounds, {2: Faults(loss=0.99)}, sleep={2: 0.05})
     assert max(lead for _, _, lead, _, _ in found) <= 5
-    assert max(took for took, *_ in found) < 60  # and not the longest wait in every round
+    assert max(took for took, *_ in found) < 60  # the peers do not wait for the longest time in every round
 
 
 def test_a_look_at_the_mail_after_all_steps_does_not_say_that_one_is_there():
@@ -165,7 +167,7 @@ def test_a_look_at_the_mail_after_all_steps_does_not_say_that_one_is_there():
                 if client == 0:
                     transport.collect(LAST, [])
                 else:
-                    transport.collect(min(3 + number, 4), [])  # no further ahead, where it would wait
+                    transport.collect(min(3 + number, 4), [])  # collecting a later step would wait
                 time.sleep(0.02)
             seen = transport.status()[f"p{1 - client}"]["step"]
             together_until.wait(60)

@@ -1,4 +1,4 @@
-"""Messages wait in a window of rounds and a bounded sum of bytes; dropped ones are counted, and requested again."""
+"""Messages wait in a window of rounds with a limit on bytes; dropped messages are counted and requested again."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def test_messages_of_far_rounds_are_dropped_and_near_ones_kept():
     assert drops == {RefusalReason.OVERFLOW: 100}
     give(link, 0)
     assert link.has(0)
-    for step in range(10_000, 10_100):  # of rounds near the one that is needed, many at once
+    for step in range(10_000, 10_100):  # many at once, of rounds near the needed one
         give(link, step, needed=9_990)
     assert [step for step, _ in link.mail] == [0, *range(10_000, 9_990 + WINDOW + 1)]
 
@@ -44,7 +44,7 @@ def test_waiting_bytes_are_a_few_of_the_longest_message_whoever_sends_how_many()
         kept = sorted(step for step, _ in link.mail)
         assert kept == list(range(ROOM)) if in_step else kept == list(range(12 - ROOM, 12))
     link, drops = made(in_step=False)
-    for step in range(WINDOW):  # all that an honest sender has under way fits if it is small
+    for step in range(WINDOW):  # all small messages that an honest sender may have in transit fit
         give(link, step, 8)
     assert not drops
     assert link.room == SMALL
@@ -54,7 +54,7 @@ def test_a_dropped_message_is_asked_for_once_when_it_has_its_turn():
     link, _ = made(in_step=True)
     for step in range(WINDOW + 2):
         give(link, step)
-    late = WINDOW  # the window holds so many messages, from round 0
+    late = WINDOW  # the number of messages in a window that starts at round 0
     for step in range(late):
         assert not link.asks_again(step)
         assert len(link.take(step)) == 1

@@ -1,4 +1,4 @@
-"""Rubbish, from strangers and from peers that should know better: counted, and nothing comes of it."""
+"""Invalid messages from strangers and from faulty peers are counted and have no effect."""
 
 import struct
 import zlib
@@ -22,7 +22,7 @@ MESSAGE = bytes(encode(Header(view=0, node=5, step=2, sender=1), TREE))
 
 
 def mutated(random, data):
-    """Other bytes than `data`: changed, cut, longer, shuffled, or made up."""
+    """Return bytes that differ from `data`: changed, cut, extended, shuffled, or random."""
     while True:
         made = bytearray(data)
         kind = random.integers(6)
@@ -46,7 +46,7 @@ def mutated(random, data):
 
 
 def decoded(data):
-    """Whether a message gets through; nothing but `Rejected` may be raised."""
+    """Return whether a message is accepted; no exception but `Rejected` is allowed."""
     try:
         peek(data)
         header, tree = decode(data, TEMPLATE, expect_sender=1)
@@ -65,9 +65,9 @@ def through_the_decoder(count, seed):
     for number in range(count):
         data = mutated(random, MESSAGE)
         assert not decoded(data)
-        if number % 2 and len(data) >= 4:  # a sender that lies consistently: it may only say what any sender may
+        if number % 2 and len(data) >= 4:  # a consistent liar may still claim only what any sender may claim
             sealed += decoded(data[:-4] + struct.pack("<I", wire.checksum(data[:-4])))
-    assert sealed > 0  # the checksum was not what caught everything
+    assert sealed > 0  # some messages pass the checksum, so other checks were used
     assembly, (header, part) = Assembly(1 << 20), next(split(0, 2, MESSAGE))
     for _ in range(count // 10):
         try:
@@ -88,18 +88,18 @@ def test_a_hundred_thousand_mutated_messages():
 
 
 def resealed(payload):
-    """A message with another checksum: the one that fits."""
+    """Return a message with a matching checksum."""
     return bytes(payload[:-4]) + struct.pack("<I", wire.checksum(payload[:-4]))
 
 
 ALL_KINDS = tuple(range(8))
-NO_CONTENT = (0, 3, 4)  # of these kinds: what a message says of itself, and its length
+NO_CONTENT = (0, 3, 4)  # message kinds that carry only a header and their length
 
 
 def wrongly_sealed(random, payload, fields=(4, 8, 12, 24), kinds=ALL_KINDS):
-    """A well-formed message that says what nobody may say, with a checksum that fits.
+    """Return a well-formed message with a forbidden claim and a matching checksum.
 
-    `fields` are where the version, the view, the node and the sender are: view and node only a peer can judge.
+    `fields` are the offsets of the version, the view, the node and the sender; only a peer can judge view and node.
     """
     made = bytearray(payload)
     kind = random.choice(kinds)
@@ -111,7 +111,7 @@ def wrongly_sealed(random, payload, fields=(4, 8, 12, 24), kinds=ALL_KINDS):
         made = made[: random.integers(68, len(made) - 1)]
     elif kind == 4:
         made = made[:-4] + random.bytes(random.integers(1, 64)) + made[-4:]
-    elif kind in (5, 6):  # no finite number: the first float64 of a leaf; read as two of float32, the second is NaN
+    elif kind in (5, 6):  # not finite: the first float64 of a leaf; read as two float32, the second is NaN
         made[64:72] = struct.pack("<d", (np.nan, np.inf)[random.integers(2)])
     else:
         made[40:48] = struct.pack("<d", (np.nan, np.inf, -np.inf)[random.integers(3)])
@@ -119,13 +119,13 @@ def wrongly_sealed(random, payload, fields=(4, 8, 12, 24), kinds=ALL_KINDS):
 
 
 def control(client, other, clients, random):
-    """A control message that `client` might send."""
+    """Return a control message such as `client` might send."""
     kind = (Topic.ACKNOWLEDGE, Topic.DONE, Topic.MEMBERS)[random.integers(3)]
     return ControlMessage(kind, Departure.NO, 1 << 40, 7, 9, bytes(8), frozenset(), frozenset()).pack(clients)
 
 
 class Babbler:
-    """Has a transport send rubbish before every message of the first steps, under the sender's own name."""
+    """Transport wrapper that sends invalid messages in its own name before every message of the first steps."""
 
     def __init__(self, transport, seed, each, steps=1 << 62):
         self.transport, self.random, self.each, self.sent = transport, np.random.default_rng(seed), each, 0
@@ -133,8 +133,8 @@ class Babbler:
         transport.send = self.send
 
     def send(self, to, step, payload):
-        seen = set()  # what is sent twice is not refused twice
-        total = step > 0 or not self.transport.asynchronous  # no acknowledgment
+        seen = set()  # repeated bytes are refused only once
+        total = step > 0 or not self.transport.asynchronous  # not for acknowledgments
         for number in range(self.each if total and step < self.steps else 0):
             made, clients = None, len(self.transport.names)
             while made is None or made in seen:
@@ -145,10 +145,10 @@ class Babbler:
                 else:
                     made = mutated(self.random, bytes(payload))
             seen.add(made)
-            if number % 5 == 0:  # not even in parts
+            if number % 5 == 0:  # not a valid part of a message
                 self.transport._deliver(to, "data", made[:4096], self.random.bytes(int(self.random.integers(0, 31))))
             elif number % 5 in (1, 3):
-                self.transport._deliver(to, "control", made[:PART_BYTES], None)  # Zenoh itself drops what is longer
+                self.transport._deliver(to, "control", made[:PART_BYTES], None)  # Zenoh itself drops longer messages
             else:
                 self.transport._put(to, step, made)
             self.sent += 1
@@ -156,14 +156,14 @@ class Babbler:
 
 
 def babbled(folder, each, width, mode, program, start, rounds):
-    """What each of three peers ends with, two of which send rubbish; and how much of it was sent, and refused."""
+    """Return the results of three peers, two of which send invalid messages, with the numbers sent and refused."""
     clients = 3
     places = Places(clients, certified(folder, [f"p{number}" for number in range(clients)]))
     network = hp.networks.FullyConnected(clients)
 
     def party(client):
         transport = places.open(client, mode=mode, longest_wait=0.5)
-        # At one's own pace the last messages may find somebody who has ended; rubbish goes before them.
+        # In asynchronous mode the last messages may reach a peer that has ended; invalid ones are sent before them.
         babbler = Babbler(transport, client, each if client else 0, rounds - 1 if transport.asynchronous else 1 << 62)
         try:
             transport.ready()
@@ -198,7 +198,7 @@ def test_a_live_peer_that_hears_rubbish_computes_as_if_it_did_not(each, width, t
     )
     assert sent == 2 * 2 * rounds * each
     assert refused == sent
-    for state in states:  # every round of the complete network is the mean
+    for state in states:  # on the complete network every round gives the mean
         np.testing.assert_allclose(state, start.mean(0), atol=1e-6)
 
 
@@ -239,7 +239,7 @@ def test_long_messages_that_are_mutated_do_not_get_through(numbers, count):
                 found = assembly.add(header, made) or found
             except Rejected:
                 continue
-        if found is not None:  # a part of the right length: the checksum is what is left
+        if found is not None:  # a part of the right length, which only the checksum can refuse
             with pytest.raises(Rejected):
                 decode(found[1], template, expect_sender=1)
 
@@ -254,7 +254,7 @@ def test_control_messages_that_are_mutated_are_refused():
     for _ in range(3000):
         with pytest.raises(Rejected, match=r"bad-control|wrong-version"):
             unpack(mutated(random, good), 10)
-    for place in range(len(good) - 4):  # a sender that lies consistently: only what a sender may say
+    for place in range(len(good) - 4):  # a consistent liar: it may claim only what any sender may claim
         lie = bytearray(good[:-4])
         lie[place] ^= 1 << random.integers(8)
         try:
@@ -262,4 +262,4 @@ def test_control_messages_that_are_mutated_are_refused():
         except Rejected:
             continue
         assert max(found.closed | found.left) < 10
-        assert place >= 8 or place in (4, 5)  # another topic, or departure, is for the sender to choose
+        assert place >= 8 or place in (4, 5)  # a sender may choose another topic or departure

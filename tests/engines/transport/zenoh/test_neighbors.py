@@ -1,4 +1,4 @@
-"""What a peer knows of its neighbors, in numbers and words: outages, ends, removals and versions."""
+"""A peer's records of its neighbors, as numbers and text: outages, ends, removals and versions."""
 
 import resource
 import threading
@@ -27,7 +27,7 @@ NAMES = ("alice", "bob", "carol")
 
 
 def membership(asynchronous=False, **options):
-    """Alice's, without a network: what she would send is dropped."""
+    """Return Alice's membership without a network: her messages are dropped."""
     others = {1: Neighbor("bob", Deadline()), 2: Neighbor("carol", Deadline())}
     given: dict[str, Any] = {"asynchronous": asynchronous, "close_after": 5.0, "closed": (), "left": (), **options}
     calls: dict[str, Any] = {name: lambda *said: None for name in ("tell", "forget", "send_again")}
@@ -48,7 +48,7 @@ def done(made, place=1):
 
 @pytest.mark.parametrize("first", ["done", "gone"])
 def test_the_end_of_a_party_that_is_done_is_no_outage(first, monkeypatch):
-    """Liveliness may overtake the news that a party is done."""
+    """The end of the liveliness token may arrive before the message that the party is done."""
     monkeypatch.setattr(neighbors, "LOST", 0.05)
     made = membership()
     other = agree(made)
@@ -65,7 +65,7 @@ def test_a_party_that_vanishes_is_lost_once_and_found_again(monkeypatch):
     other = agree(made)
     made.hear_life(1, False)
     made.look_for_lost()
-    assert list(made.news) == []  # news that it is done may be under way
+    assert list(made.news) == []  # the message that it is done may still arrive
     monkeypatch.setattr(neighbors, "LOST", 0.0)
     made.look_for_lost()
     made.look_for_lost()
@@ -78,7 +78,7 @@ def test_another_version_under_a_living_members_certificate_is_not_its_reason():
     made = membership()
     incoming = Incoming(made, {}, threading.Condition())
     old = Rejected(RefusalReason.WRONG_VERSION, f"version 4, this is {VERSION}")
-    incoming._note(1, old)  # nobody is there yet: this is all that is known
+    incoming._note(1, old)  # no peer is present yet, so this is the only information
     assert explain(made.neighbors[1]) == f"bob has version 4, this is {VERSION}"
     other = agree(made, 2)
     incoming._note(2, old)
@@ -88,7 +88,7 @@ def test_another_version_under_a_living_members_certificate_is_not_its_reason():
 
 
 def test_with_its_certificate_a_members_messages_end_though_its_link_may_not():
-    """TLS sessions are resumed without another look at the certificate."""
+    """TLS resumes sessions without checking the certificate again, so the peer itself must check its end."""
     made = membership()
     other = agree(made)
     incoming = Incoming(made, {}, threading.Condition())
@@ -105,7 +105,7 @@ def test_with_its_certificate_a_members_messages_end_though_its_link_may_not():
     made.hear_life(1, True)
     assert (taken, other.alive, incoming.rejections) == ([1], False, {"expired-certificate": 1})
     assert explain(other).startswith("bob's certificate ended at ")
-    # The next process of bob, with a new certificate, is heard.
+    # A new process of bob with a new certificate is accepted.
     said = Topic.HELLO, Departure.NO, 0, 99, made.incarnation, made.run, frozenset(), frozenset()
     for ends, found in ((other.ends, False), (int(time.time()) + 60, True)):
         hello = ControlMessage(*said, pace=1, more=replace(made.card, ends=ends))
@@ -120,7 +120,9 @@ def test_with_its_certificate_a_members_messages_end_though_its_link_may_not():
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_next_call_of_a_party_that_is_done_does_not_hear_this_one(resumed):
-    """A loop that calls one program again: its first messages would be answered with those of the last call."""
+    """A party calls one program repeatedly: messages of the next call must not be answered with those of the
+    last one.
+    """
     made = membership()
     other = agree(made)
     done(made)
@@ -131,7 +133,7 @@ def test_the_next_call_of_a_party_that_is_done_does_not_hear_this_one(resumed):
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_in_the_middle_of_a_run_nobody_starts_anew_without_a_checkpoint(resumed):
-    """What it has sent before is in the others' states, and does not fit what it would send now."""
+    """The others' states contain its earlier messages, which do not fit the messages of a fresh start."""
     made = membership()
     other = agree(made)
     incoming = Incoming(made, {1: Link(100, True)}, threading.Condition())
@@ -142,10 +144,10 @@ def test_in_the_middle_of_a_run_nobody_starts_anew_without_a_checkpoint(resumed)
 
 
 def check_fresh(made, other, resumed):
-    """A hello of another process of a member is accepted if it continues what the one before began."""
+    """Check that a hello of a member's new process is accepted only if it continues the earlier process."""
     said = Topic.HELLO, Departure.NO, 0, 99, made.incarnation, made.run, frozenset(), frozenset()
     hello = ControlMessage(*said, pace=int(resumed), more=made.card)
-    if resumed:  # it needs the last messages again
+    if resumed:  # the new process requests the last messages again
         made.hear(1, hello)
         assert other.incarnation == 99
         return

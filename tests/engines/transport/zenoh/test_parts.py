@@ -71,7 +71,7 @@ def test_parts_that_do_not_fit_are_refused():
     far = parts._HEADER.pack(parts._MAGIC, VERSION, 2**16 - 1, 1, PART_BYTES + 10, 3, bytes(8), 0)
     assert refused(assembly, far, tail) == RefusalReason.BAD_PART
     assembly.add(first, head)
-    assert assembly.add(second, tail) == (3, payload(PART_BYTES + 10))  # none of it has left a trace
+    assert assembly.add(second, tail) == (3, payload(PART_BYTES + 10))  # refused parts leave no trace
 
 
 def test_a_sender_that_was_killed_between_two_parts_counts_anew():

@@ -1,4 +1,4 @@
-"""Who has no certificate, or not the right one, reaches nothing, and is counted."""
+"""Connections without a certificate, or with a wrong one, reach no peer and are counted."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ PATIENCE = 60
 
 
 class Alice:
-    """The peer under attack."""
+    """The peer under attack, in a separate process."""
 
     def __init__(self, folder):
         self.port = free_ports(1)[0]
@@ -60,7 +60,7 @@ def alice(trust):
 
 
 def attack(port, who, name="bob", change=None, sender="bob", hello=False):
-    """Dial alice as a client of one's own making, without access control, and write to her as `sender`."""
+    """Dial alice with a custom client without access control, and write to her as `sender`."""
     there = session.Address("127.0.0.1", port)
     with Impostor("test", name, "alice", there, who, 3, sender, change) as stranger:
         time.sleep(0.5)
@@ -92,19 +92,20 @@ def test_strangers_reach_nothing_and_are_counted(alice, trust):
         assert (after["mail"], after["bytes"], after["alive"]) == ([], {"bob": 0, "carol": 0}, [])
         return {name for name, count in after["counts"].items() if count > before.get(name, 0)}
 
-    assert counted(None) == {"bad-handshake"}  # no TLS at all
+    assert counted(None) == {"bad-handshake"}  # no TLS
     assert counted(identity(folder, "bob"), change=without_certificate) == {"no-certificate"}
 
-    def swap(tls):  # bob's name, signed by somebody else; alice's certificate still verifies for the dialler
+    def swap(tls):  # bob's name signed by another authority; the client itself still trusts alice's authority
         for side in ("listen", "connect"):
             tls[f"{side}_certificate"] = str(foreign / "bob.pem")
             tls[f"{side}_private_key"] = str(foreign / "bob.key")
 
     assert counted(identity(folder, "bob"), change=swap) == {"foreign-certificate"}
     assert counted(identity(folder, "expired"), name="expired") == {"expired-certificate"}
-    assert counted(identity(folder, "mallory"), name="mallory") == {"stranger"}  # right authority, wrong name
+    # signed by the right authority, but the name is no member
+    assert counted(identity(folder, "mallory"), name="mallory") == {"stranger"}
 
-    # The same client with bob's own certificate does get through: what was refused was who, not what.
+    # The same client with bob's own certificate is accepted, so the refusals concerned the identity, not the content.
     attack(alice.port, identity(folder, "bob"), hello=True)
     after = alice.ask()
     assert after["mail"] == [["bob", "from bob"]]
@@ -121,13 +122,13 @@ def test_a_peer_writes_under_its_own_name_only(trust, alice):
 
 
 def test_a_neighbor_cannot_write_as_another_neighbor(trust, alice):
-    """Carol has a link to alice of her own; what she says on it under bob's name is dropped, whatever it is."""
+    """Carol has her own link to alice; alice drops everything that carol sends on it in bob's name."""
     before = alice.ask()
     attack(alice.port, identity(trust[0], "carol"), name="carol", sender="bob")
     attack(alice.port, identity(trust[0], "bob"), name="bob", sender="carol")
     after = alice.ask()
     assert (after["mail"], after["bytes"], after["alive"]) == ([], before["bytes"], [])
-    # Bob has said hello before, so that a link with his certificate and another session's words is noticed.
+    # Bob has said hello before, so messages of another session on a link with his certificate are noticed.
     assert after["counts"] == {
         **before["counts"],
         "others-certificate": 1 + before["counts"].get("others-certificate", 0),

@@ -1,4 +1,4 @@
-"""The transport itself: three peers with mutual TLS in one process."""
+"""The Zenoh transport: three peers with mutual TLS in one process."""
 
 import threading
 import time
@@ -74,7 +74,7 @@ def test_a_peer_that_dies_is_noticed_and_what_it_missed_is_sent_again(places):
             assert third.collect(step, [0]) == [(0, body(0, step))]
         again = at.open(1)
         try:
-            again.ready(step=2)  # it has stored what came before
+            again.ready(step=2)  # its checkpoint contains the earlier messages
             until(lambda: first.neighbors[1].alive and third.neighbors[1].alive)
             assert again.collect(2, [0]) == [(0, body(0, 2))]
             assert again.collect(3, [0]) == [(0, body(0, 3))]
@@ -154,7 +154,7 @@ def test_at_its_own_pace_nobody_waits_for_the_dead_and_who_vanishes_is_closed_ou
         until(lambda: got.extend(first.collect(0, [1, 2])) or got)
         assert got == [(1, b"here")]
         until(lambda: first.collect(1, [2]) == [] and first.closed == {2})
-        until(lambda: second.closed == {2})  # it was told, or saw it itself
+        until(lambda: second.closed == {2})  # it was informed, or noticed itself
         late = at.open(2, **options)
         try:
             with pytest.raises(HyperpushError, match="removed by p"):
@@ -167,7 +167,9 @@ def test_at_its_own_pace_nobody_waits_for_the_dead_and_who_vanishes_is_closed_ou
 
 
 def test_who_is_done_and_gone_is_closed_out_only_by_those_who_are_not_done(places):
-    """It cannot have ended before they were, so it was killed; if they were, it may have ended."""
+    """If the others are not done, the vanished party cannot have ended and was killed; if they are, it may
+    have ended.
+    """
     options = {"mode": "asynchronous", "close_after": 0.5}
     for finished, closed in ((False, {1}), (True, set())):
         at = places()
@@ -181,11 +183,11 @@ def test_who_is_done_and_gone_is_closed_out_only_by_those_who_are_not_done(place
             second.close()
             until(lambda here=first: not here.neighbors[1].alive)
             assert first.missing() == (not finished)
-            time.sleep(1.0)  # longer than after which it closes out who is gone
+            time.sleep(1.0)  # longer than `close_after`, after which a vanished party is removed
             assert not first.missing()
             assert first.closed == closed
             until(lambda here=third, closed=closed: here.closed == closed)
-            third.done(view=frozenset({0}))  # true of a view that is not its own any more: nobody is told
+            third.done(view=frozenset({0}))  # belongs to another view than its own, so no peer is informed
             time.sleep(0.3)
             assert 2 not in first.settled
             third.done(view=frozenset(closed))
@@ -197,7 +199,7 @@ def test_who_is_done_and_gone_is_closed_out_only_by_those_who_are_not_done(place
 
 
 def test_a_split_that_heals_leaves_both_sides_alone(places):
-    """Each has closed out the other: neither takes the other's word for being closed out itself."""
+    """Each side has removed the other, and neither side accepts the other's claim about its own removal."""
     at = places()
     options = {"mode": "asynchronous", "close_after": 60.0}
     one, other = at.open(0, closed=[1], **options), at.open(1, closed=[0], **options)
@@ -206,7 +208,7 @@ def test_a_split_that_heals_leaves_both_sides_alone(places):
         until(lambda: one.neighbors[1].incarnation and other.neighbors[0].incarnation)
         time.sleep(0.2)
         for transport, closed in ((one, {1}), (other, {0})):
-            assert transport.missing()  # the third is awaited
+            assert transport.missing()  # both still wait for the third
             assert transport.closed == closed
             assert transport.present([0, 1]) == []
     finally:
@@ -229,12 +231,12 @@ def test_a_message_that_nobody_would_take_is_not_sent(places):
 
 
 def test_patience_does_not_begin_anew_with_what_does_not_fit(places):
-    """Who collects a step again, because what came was of no use, waits no longer for it in all."""
+    """A peer that collects a step again, because the first messages were invalid, waits no longer in total."""
     at = places()
     one, other = at.open(0, patience=20), at.open(1)
     ended = threading.Event()
     try:
-        together(2, lambda client: (one, other)[client].ready(everyone=False))  # there is no third
+        together(2, lambda client: (one, other)[client].ready(everyone=False))  # the third peer is absent
 
         def babble():
             for number in range(200):
@@ -279,15 +281,15 @@ def test_who_was_away_when_another_left_learns_of_it_and_does_not_close_it_out(p
         third.close()
         again = at.open(1, **options)
         try:
-            again.ready()  # it does not wait for who has left
+            again.ready()  # it does not wait for a party that has left
             until(lambda: again.left == {2})
-            time.sleep(2.0)  # longer than after which it would close out who is gone
+            time.sleep(2.0)  # longer than `close_after`, after which a vanished party would be removed
             assert not again.missing()
             assert (again.closed, first.closed) == (set(), set())
             assert again.present([0, 2]) == [0]
             first.done()
             until(again.everyone_done)
-            stored = at.open(2, **options, left=[1])  # from its checkpoint it knows, without being told
+            stored = at.open(2, **options, left=[1])  # its checkpoint says so, without a message
             try:
                 assert stored.left == stored.leaving == {1}
             finally:
@@ -307,7 +309,7 @@ def test_who_had_said_that_it_is_done_does_not_close_out_those_who_ended_meanwhi
             assert not alone.everyone_done()
             if again:
                 until(alone.everyone_done)
-            else:  # alone it would end with a result of its own data
+            else:  # alone, it would end with a result of its own data only
                 with pytest.raises(Absent, match="all others have ended or are absent; its checkpoint stays"):
                     until(alone.everyone_done)
             assert alone.closed == set()

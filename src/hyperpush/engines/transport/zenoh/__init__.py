@@ -1,1 +1,1 @@
-"""A `Transport` on Eclipse Zenoh: one session per peer, with direct links to its neighbors only."""
+"""A `Transport` on Eclipse Zenoh: each peer has one session, with direct links to its neighbors only."""

@@ -1,4 +1,4 @@
-"""Names and addresses of peers, checked."""
+"""Parse and check names and addresses of peers."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 def check_name(field: str, name: str) -> str:
-    """Return a name that is valid in certificates, keys and file names; refuse others."""
+    """Return `name` if it is valid in certificates, keys and file names; else raise InvalidInput."""
     if not NAME.fullmatch(name):
         raise InvalidInput(field, name, "1 to 32 of a-z, 0-9, - and _, a letter or digit first")
     return name
@@ -19,14 +19,14 @@ def check_name(field: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port."""
+    """The network address of a peer: a host and a port."""
 
     host: str
     port: int
 
     @staticmethod
     def parse(field: str, text: str) -> "Address":
-        """Return the address in a text; an error names the field."""
+        """Return the address in a text of the form host:port; errors name `field`."""
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or any(c in host for c in "/?#;= ") or not port.isdecimal() or not 0 < int(port) < 65536:

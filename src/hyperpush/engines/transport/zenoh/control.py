@@ -1,9 +1,11 @@
-"""Control messages of peers: presence, required messages, membership and the pace of rounds.
+"""Control messages of peers, which report presence, required messages, membership and the pace of rounds.
+
+An incarnation is a random number that identifies one process of a peer. Messages are laid out as follows:
 
 header    64 bytes: magic, version, topic, departure, step, both incarnations, pace, times, run
 closed    a bit per peer: 1 if it is removed
 left      a bit per peer: 1 if it has left for good
-more      a `Card` with HELLO, an `Accusation` with ENDED, else nothing
+more      a `Card` in HELLO, an `Accusation` in ENDED, else empty
 checksum  CRC32 of all bytes before it
 """
 
@@ -25,7 +27,7 @@ _REASONS = tuple(RefusalReason)
 
 
 class Topic(IntEnum):
-    """Subject of a control message, in which "I" is the sender."""
+    """Subject of a control message. In the comments, "I" is the sender."""
 
     HELLO = 1  # who I am; I need your messages from `step` on
     ACKNOWLEDGE = 2  # I need nothing before `step`
@@ -33,11 +35,11 @@ class Topic(IntEnum):
     MEMBERS = 4  # a peer is removed, leaves or has left
     HEARTBEAT = 5  # I am at `step`, and my rounds take `pace`
     WAITING = 6  # a heartbeat of a sender that waits for a peer further behind
-    ENDED = 7  # I end, because a message of a member was refused in `step`
+    ENDED = 7  # I end, because I refused a member's message in `step`
 
 
 class Departure(IntEnum):
-    """Departure of the sender."""
+    """Progress of a control message's sender in leaving the run."""
 
     NO = 0
     LEAVING = 1  # I leave for good: send me your last totals
@@ -47,7 +49,7 @@ class Departure(IntEnum):
 @final
 @dataclass(frozen=True)
 class Card:
-    """Identification of a peer: the first three fields must agree among the peers of a run."""
+    """Facts by which a peer introduces itself. The first three fields must agree among the peers of a run."""
 
     configuration: bytes  # digest of 32 bytes
     code: bytes  # digest of 16 bytes; zeros: not compared
@@ -56,7 +58,7 @@ class Card:
     session: bytes = bytes(16)  # number of its Zenoh session
 
     def pack(self) -> bytes:
-        """Its bytes."""
+        """Return the card as bytes."""
         return _CARD.pack(self.configuration, self.code, self.jax.encode()[:16], self.ends, self.session)
 
     @staticmethod
@@ -75,13 +77,13 @@ NO_CARD = Card(bytes(32), bytes(16), "")
 @final
 @dataclass(frozen=True)
 class Accusation:
-    """A member's refused message, which ended the sender of the accusation."""
+    """The reason why a synchronous peer ends: it refused a message of `member`."""
 
     member: int
     reason: RefusalReason
 
     def pack(self) -> bytes:
-        """Its bytes."""
+        """Return the accusation as bytes."""
         return _ACCUSATION.pack(self.member, _REASONS.index(self.reason))
 
     @staticmethod
@@ -98,7 +100,7 @@ class Accusation:
 @final
 @dataclass(frozen=True)
 class ControlMessage:
-    """A control message."""
+    """The contents of one control message."""
 
     topic: Topic
     departure: Departure
@@ -108,8 +110,8 @@ class ControlMessage:
     run: bytes  # digest of 8 bytes that identifies the run
     closed: frozenset[int]
     left: frozenset[int]
-    # Microseconds of a round; 0: not known yet, and `step` of a heartbeat is meaningless. In a hello: 1 if the sender
-    # may continue what an earlier process began, 0 for a fresh start.
+    # In a heartbeat: microseconds per round; 0 if they are not known yet, and then `step` is meaningless, too. In a
+    # hello: 1 if the sender may continue what an earlier process began, 0 for a fresh start.
     pace: int = 0
     sent: int = 0  # time of a heartbeat, by the sender's clock
     echo: int = 0  # see `Deadline.echo`
@@ -117,7 +119,7 @@ class ControlMessage:
 
     @property
     def resumed(self) -> bool:
-        """True for a hello whose sender may continue what an earlier process began."""
+        """True for a hello whose sender may continue from the checkpoint of an earlier process."""
         return self.pace > 0
 
     def pack(self, clients: int) -> bytes:
@@ -152,7 +154,7 @@ def unpack(data: bytes, clients: int) -> ControlMessage:
 
 
 def _check_start(data: bytes) -> None:
-    """Refuse data that do not start like a control message of this version."""
+    """Raise `Rejected` unless data start like a control message of this version."""
     if len(data) < _HEADER.size:
         raise Rejected(RefusalReason.BAD_CONTROL, f"{len(data)} bytes")
     if data[:3] == _FAMILY and data[:4] != _MAGIC and data[3:4].isdigit():

@@ -1,12 +1,13 @@
-"""Deadlines for a neighbor's message in asynchronous mode: the usual time of its round plus the round trip.
+"""Deadlines for a neighbor's message in asynchronous mode, from the neighbor's usual round time and the round trip.
 
-Deadlines are not learned from waits. A peer that waits in vain for a lost message sends its own late. If its neighbors
-judged it slow, they would wait longer in vain themselves, and so on up to the longest wait.
+Deadlines must not depend on how long peers have waited. A peer that waits in vain for a lost message sends its own
+message late. If its neighbors concluded that it is slow, they would also wait longer in vain, and so on up to the
+longest wait.
 
-So peers send each other heartbeats. A heartbeat holds the sender's step, and the duration of a round without waits. It
-also holds its time of sending, and echoes the newest time received from the other end, plus the time since then. The
-difference to the receiver's clock is the round trip, as with the timestamps of TCP (RFC 7323). None of this depends on
-waits, losses or late messages.
+So peers send each other heartbeats. A heartbeat holds the sender's step, the duration of its rounds without waits, and
+the time of sending. It also echoes the newest time received from the other end, plus the time since its arrival. The
+receiver subtracts this echo from its clock and gets the round trip time, as with the timestamps of TCP (RFC 7323).
+None of these values depends on waits, losses or late messages.
 """
 
 import time
@@ -18,7 +19,7 @@ from typing import final
 HEARTBEAT = 0.05
 # Largest number of heartbeats per peer and second, over all links: a tenth of the number that Python can handle.
 MOST_HEARTBEATS = 1000
-# Number of remembered durations: enough for a second longest one, few enough to follow a changing load.
+# Number of remembered durations: enough that the second longest is typical, few enough to follow a changing load.
 REMEMBERED = 16
 # Ratio of a deadline to the usual duration. Rounds vary: a deadline slightly too early loses a message of the round, a
 # deadline slightly too late loses only time.
@@ -27,13 +28,13 @@ MARGIN = 1.5
 
 @final
 class Typical:
-    """A seldom exceeded duration: the second longest of the last ones, since one round may include compiling."""
+    """A duration that is seldom exceeded: the second longest of the last ones, because one may include compilation."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=REMEMBERED)
 
     def add(self, seconds: float) -> None:
-        """Add a duration."""
+        """Add a measured duration in seconds."""
         self._last.append(seconds)
 
     @property
@@ -43,17 +44,20 @@ class Typical:
 
 @final
 class Deadline:
-    """Deadline of one link in seconds, from `least` to `most`; `most` until both of its parts are known."""
+    """Deadline of one link in seconds, from `least` to `most`.
 
-    # 2 ms: a shorter wait may end before the operating system wakes the thread.
+    It is `most` until both the neighbor's round time and the round trip time are known.
+    """
+
+    # `least` is 2 ms, because a shorter wait may end before the operating system wakes the thread.
     def __init__(self, least: float = 0.002, most: float = 2.0):
         self.least, self.most = least, most
         self.forget()
 
     def forget(self) -> None:
-        """Reset, because another process is at the other end."""
+        """Reset all measurements, because another process is now at the other end."""
         self.pace: float | None = None  # seconds of a neighbor's round; None: unknown
-        self.way = Typical()  # round trip
+        self.way = Typical()  # round trip time
         self._newest: tuple[int, int] | None = None  # times of the newest heartbeat: sent, arrived
 
     @property
@@ -69,7 +73,7 @@ class Deadline:
         Args:
             pace: The neighbor's microseconds per round; 0: unknown.
             sent: The time of sending, by the neighbor's clock.
-            echo: The returned time of this peer, plus its time at the neighbor; 0: none.
+            echo: The newest time that this peer sent, plus the time that it spent at the neighbor; 0: none.
         """
         now = microseconds()
         self._newest = sent, now
@@ -80,7 +84,7 @@ class Deadline:
 
     @property
     def echo(self) -> int:
-        """The neighbor's newest time plus the time since its arrival, in microseconds; 0 if none has arrived."""
+        """The time in the neighbor's newest heartbeat plus the time since its arrival, in microseconds; 0 if none."""
         if self._newest is None:
             return 0
         sent, came = self._newest
@@ -89,7 +93,7 @@ class Deadline:
 
 @final
 class Rounds:
-    """Progress of this peer, and the duration of its rounds without waits."""
+    """The step of this peer, and the duration of its rounds without waits."""
 
     def __init__(self) -> None:
         self.step = -1
@@ -108,12 +112,12 @@ class Rounds:
         self._since = time.monotonic()
 
     def interrupt(self) -> None:
-        """Exclude the present wait from the duration of a round."""
+        """Exclude the round that contains the current wait from the measured durations."""
         self._since = None
 
     @property
     def pace(self) -> int:
-        """Microseconds of a round; 0 before the first round."""
+        """Typical duration of a round in microseconds; 0 before the first round ends."""
         seconds = self.typical.seconds
         return 0 if seconds is None else max(round(seconds * 1e6), 1)
 

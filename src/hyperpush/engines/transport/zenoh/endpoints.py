@@ -1,4 +1,4 @@
-"""Zenoh declarations of a peer: publishers and subscribers for each neighbor and channel, and its liveliness."""
+"""Zenoh publishers and subscribers of a peer, for each neighbor and channel, and the token that shows its presence."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,14 +14,14 @@ Take = Callable[[int, bytes, bytes], None]  # the neighbor, the attachment and t
 
 @final
 class Endpoints:
-    """One peer's ends of its links.
+    """One peer's publishers, subscribers and presence token.
 
     Args:
         session: The Zenoh session.
         run: Name of the run, part of every key.
         me: This peer's name.
         others: The neighbors' names, by number.
-        takes: By channel, the callback for messages.
+        takes: The callback for incoming messages, by channel.
         on_life: Called with a neighbor, and True if it has appeared, False if it has vanished.
         on_link: Called with the name in the certificate at the other end of a link, and the number of the session
             there. The third argument is True for a new link, False for one that has ended.
@@ -69,7 +69,7 @@ class Endpoints:
             raise
 
     def put(self, to: int, channel: str, payload: bytes, attachment: bytes | None) -> bool:
-        """Send bytes to a neighbor; False if the session is closing."""
+        """Send bytes to a neighbor. Return False if the session is closing."""
         try:
             self._publishers[to, channel].put(payload, attachment=attachment)
         except zenoh.ZError:
@@ -77,7 +77,7 @@ class Endpoints:
         return True
 
     def close(self) -> None:
-        """Leave the network."""
+        """Withdraw all declarations and close the session."""
         self._held.clear()
         self._session.close()
 

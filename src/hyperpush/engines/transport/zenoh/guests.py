@@ -1,4 +1,4 @@
-"""Incoming links whose certificate names a stranger, or a peer other than the one that speaks on the link."""
+"""Watch incoming links for certificates that name no peer of the run, or another peer than the link's user."""
 
 import time
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import final
 
 from hyperpush.engines.transport.zenoh.neighbors import Neighbor
 
-# Seconds within which a link's owner must say hello under the name of its certificate: enough for several retries.
+# Seconds within which the peer at the other end must say hello under its certificate's name; allows several retries.
 SILENCE = 10.0
 OTHERS = "others-certificate"
 MOST = 256  # largest number of links watched at a time
@@ -14,7 +14,7 @@ MOST = 256  # largest number of links watched at a time
 
 @final
 class Guests:
-    """Links opened from outside, by the session at their other end.
+    """Links opened by others, by the Zenoh session at their other end.
 
     Args:
         names: Numbers of the peers of the run by name.
@@ -37,14 +37,14 @@ class Guests:
         return self._judge(session) if not opened else ""
 
     def look(self) -> list[str]:
-        """Return the certificate names of links that have been open for `SILENCE` seconds without a matching hello."""
+        """Return the certificate names of links that stayed open for `SILENCE` seconds without a matching hello."""
         now = time.monotonic()
         old = [session for session, (_, since) in self._open.items() if now - since > SILENCE]
         named = [(self._open[session][0], self._judge(session, True)) for session in old]
         return [name for name, found in named if found]
 
     def _judge(self, session: bytes, late: bool = False) -> str:
-        """Forget a link. Return `OTHERS` if its session has not said hello under the name of its certificate."""
+        """Stop watching a link. Return `OTHERS` if its session has not said hello under its certificate's name."""
         name, _ = self._open.pop(session, ("", 0.0))
         other = self.neighbors.get(self.names.get(name, -1))
         silent = other is not None and (late or other.incarnation) and session not in other.sessions

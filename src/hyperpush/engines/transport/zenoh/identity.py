@@ -1,4 +1,4 @@
-"""Certificate of a peer, and checks that others would accept it."""
+"""The certificate of a peer, and checks that other peers will accept it."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ class Identity:
         return int(own.not_valid_after_utc.timestamp())
 
     def check_name(self, name: str) -> "Identity":
-        """Refuse missing files, and a certificate with another name."""
+        """Raise InvalidInput if a file is missing or the certificate has another name than `name`."""
         for field, path in (("authority", self.authority), ("certificate", self.certificate), ("key", self.key)):
             if not path.is_file():
                 raise InvalidInput(field, str(path), "a PEM file")
@@ -36,7 +36,7 @@ class Identity:
         return self
 
     def check(self, name: str) -> "Identity":
-        """Refuse also a certificate that others would reject, and a key that does not belong to it."""
+        """Raise InvalidInput for a certificate that other peers would reject, or a private key of another one."""
         self.check_name(name)
         try:
             own, authority = (

@@ -1,4 +1,4 @@
-"""Incoming messages, links and signs of life: those that do not fit are counted and otherwise ignored."""
+"""Receive messages, links and signs of presence. Invalid ones are counted and otherwise ignored."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from hyperpush.engines.transport.zenoh.parts import stamp_of
 
 @final
 class Incoming:
-    """Callbacks of Zenoh's threads, each of which takes the transport's lock.
+    """Callbacks that Zenoh's threads call; each takes the transport's lock.
 
     Args:
         members: The membership.
@@ -32,7 +32,7 @@ class Incoming:
         self._guests = Guests({name: place for place, name in enumerate(members.names)}, members.neighbors)
 
     def guard(self, take: Take) -> Take:
-        """Return a callback that counts messages that `take` rejects."""
+        """Return a callback that calls `take` with the lock held, and counts the messages that `take` rejects."""
 
         def handle(place: int, header: bytes, payload: bytes) -> None:
             with self._changed:
@@ -45,7 +45,7 @@ class Incoming:
         return handle
 
     def _check_certificate(self, place: int, renewed: bool = False) -> None:
-        """Refuse messages after the end of a certificate: TLS sessions that are resumed are not verified again."""
+        """Raise `Rejected` if the neighbor's certificate has ended. TLS does not verify resumed sessions again."""
         other = self.members.neighbors[place]
         if other.expired and not renewed:
             raise Rejected(RefusalReason.EXPIRED, certificate_ended(other.name, other.ends))
@@ -57,18 +57,18 @@ class Incoming:
         self.count(place, rejected.reason)
 
     def count(self, place: int, reason: RefusalReason) -> None:
-        """Count a message of a neighbor that was refused or abandoned."""
+        """Count a message of a neighbor that was refused or dropped."""
         self.rejections[reason.value] += 1
         self.members.refuse(place, reason, self.members.needed)
 
     def on_data(self, place: int, header: bytes, part: bytes) -> None:
-        """Receive a part of a message of the program."""
+        """Receive a part of a message that a neighbor's program has sent."""
         self._check_certificate(place)
         other, stamp = self.members.neighbors[place], stamp_of(header)
         other.received_bytes += len(part)
         if stamp.run != self.members.run:
             raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} sent it in another run")
-        if not other.incarnation:  # its hello is still missing; after that, it sends this part again
+        if not other.incarnation:  # the sender's hello is still missing; after it, the sender repeats this part
             other.early += 1
             return
         self.members.check_incarnation(place, stamp.incarnation)
@@ -79,7 +79,7 @@ class Incoming:
             other.come_to(step)
 
     def on_control(self, place: int, header: bytes, payload: bytes) -> None:
-        """Receive a control message or a heartbeat."""
+        """Receive a control message, which may be a heartbeat, from a neighbor."""
         if header:
             raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
         said = unpack(payload, len(self.members.names))
@@ -87,19 +87,19 @@ class Incoming:
         self.members.hear(place, said)
 
     def on_life(self, place: int, alive: bool) -> None:
-        """Note that a neighbor has appeared or vanished."""
+        """Note that the presence token of a neighbor has appeared or vanished."""
         with self._changed:
             self.members.hear_life(place, alive)
             self._changed.notify_all()
 
     def on_link(self, name: str | None, session: bytes, opened: bool) -> None:
-        """Count links whose certificate names a stranger, or a peer that says hello from elsewhere."""
+        """Count a link whose certificate names no peer of the run, or a peer that says hello on another link."""
         with self._changed:
             if found := self._guests.note(name, session, opened):
                 self._note_guest(str(name), found)
 
     def look_at_guests(self) -> None:
-        """Count links without a hello under the name of their certificate for too long."""
+        """Count links that stayed open too long without a hello under their certificate's name."""
         for name in self._guests.look():
             self._note_guest(name, OTHERS)
 

@@ -1,4 +1,4 @@
-"""One link of a peer: messages sent that may be needed again, and messages that wait for their step."""
+"""One link of a peer: sent messages that may be needed again, and received messages that wait for their step."""
 
 from collections.abc import Callable
 from typing import final
@@ -7,20 +7,22 @@ from hyperpush.engines.transport.retransmission import Payload, Unacknowledged
 from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.parts import PART_BYTES, Assembly
 
-# Rounds, from the next one needed, whose messages wait; asynchronously, the number of messages that wait. A synchronous
-# sender is a few rounds ahead, and repeats those since the receiver's last checkpoint after a restart. An asynchronous
-# one is at most LEAD rounds ahead, with a total and an acknowledgment in each.
+# Number of rounds, from the next one needed, whose messages are kept; asynchronously, the number of messages kept. A
+# synchronous sender is a few rounds ahead. After a restart of the receiver, it repeats its messages since the
+# receiver's last checkpoint. An asynchronous sender is at most LEAD rounds ahead, and sends a total and an
+# acknowledgment in each.
 WINDOW = 16
-# Waiting messages of one sender, in multiples of the program's longest message: the rounds that an honest sender is
-# ahead. A dropped message is requested again when it is due, or its total comes with the next one.
+# Largest size of all waiting messages of one sender, in multiples of the program's longest message. It corresponds to
+# the number of rounds that an honest sender is ahead. A dropped message is requested again when it is due; a dropped
+# total is contained in the next one.
 ROOM = 4
-# Small messages have room for a whole window, whatever the length of the longest.
+# Smallest limit in bytes for the waiting messages of one sender, so that a whole window of small messages fits.
 SMALL = PART_BYTES
 
 
 @final
 class Link:
-    """Messages to and from one neighbor.
+    """The link to one neighbor: messages sent to it and received from it.
 
     Args:
         limit: Largest size of a payload in bytes.
@@ -37,7 +39,7 @@ class Link:
         self.unacknowledged = Unacknowledged()
 
     def add(self, header: bytes, part: bytes, needed: int) -> int | None:
-        """Receive a part. Return the step of the payload that it completes, or None. Ignore known payloads."""
+        """Receive a part of a payload. Return the payload's step if it is complete and new, else None."""
         complete = self.assembly.add(header, part)
         if complete is None:
             return None
@@ -55,29 +57,29 @@ class Link:
 
     @property
     def room(self) -> int:
-        """Largest number of bytes that wait."""
+        """Limit in bytes for messages that wait for their step."""
         return max(ROOM * self.assembly.limit, SMALL)
 
     @property
     def waiting(self) -> int:
-        """Bytes of messages that wait for their step."""
+        """Size in bytes of the messages that wait for their step."""
         return sum(len(payload) for _, payload in self.mail)
 
     def _drop_one(self) -> None:
-        """Drop the message of the latest step; asynchronously, the oldest total, which the newest one contains."""
+        """Drop the message of the latest step. Asynchronously, drop the oldest total, which newer ones contain."""
         steps = [step for step, _ in self.mail]
         place = steps.index(max(steps)) if self.in_step else 0
         step, _ = self.mail.pop(place)
         self._drop(step)
 
     def _drop(self, step: int) -> None:
-        """Count a dropped message; synchronously it has to be requested again."""
+        """Count a dropped message. Synchronously, note that it has to be requested again."""
         if self.in_step:
             self.lacks = step if self.lacks is None else min(self.lacks, step)
         self._count(RefusalReason.OVERFLOW)
 
     def asks_again(self, step: int) -> bool:
-        """Return True, once, if a dropped message is due; its sender still has it."""
+        """Return True, once, if a dropped message is due and must be requested again from its sender."""
         if self.lacks is None or self.lacks > step or self.has(step):
             return False
         self.lacks = None
@@ -88,7 +90,7 @@ class Link:
         return any(at == step for at, _ in self.mail) if self.in_step else self.newest >= step
 
     def take(self, step: int) -> list[Payload]:
-        """Return synchronous messages of `step`, or all asynchronous messages in the order of steps."""
+        """Return the messages of `step`; asynchronously, all waiting messages in the order of steps."""
         due = sorted((mail for mail in self.mail if mail[0] <= step or not self.in_step), key=lambda mail: mail[0])
         self.mail = [mail for mail in self.mail if mail[0] > step and self.in_step]
         return [payload for at, payload in due if at == step or not self.in_step]

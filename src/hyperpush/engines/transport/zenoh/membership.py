@@ -1,6 +1,7 @@
-"""Membership of a run: knowledge of the neighbors, and decisions on the messages for them.
+"""Membership of a run: what a peer knows about its neighbors, and what it decides about them.
 
-This is policy only: it sends nothing itself, never waits, and is called with the transport's lock held.
+This module contains only the rules: it sends nothing itself and never waits. Its functions are called with the
+transport's lock held.
 """
 
 import math
@@ -20,32 +21,32 @@ from hyperpush.engines.transport.zenoh.deadlines import Rounds, microseconds
 from hyperpush.engines.transport.zenoh.neighbors import Neighbor, Refusal, certificate_ended
 from hyperpush.engines.transport.zenoh.parts import RUN_BYTES
 
-# Refused contents after which a member is removed, asynchronously: one may come from a broken disk or a flipped bit,
-# three are a pattern.
+# Number of messages with invalid content after which an asynchronous member is removed. One may come from a broken disk
+# or a flipped bit, but not three.
 REFUSALS = 3
-# Seconds for which a neighbor must address another process under this peer's name before this one gives up its place.
-# Messages may be that late on a busy machine.
+# Seconds for which a neighbor must address another process under this peer's name before this process ends. On a busy
+# machine messages may be that late.
 OVERTAKEN = 3.0
 
 
 @final
 class Membership:
-    """State of all members: present, done, leaving, left or removed.
+    """The state of all members of a run: which are present, done, leaving, gone or removed.
 
     Args:
         names: All peers of the run, in the order of their clients.
         client: The number of this peer.
-        neighbors: The peers that it talks to, by client.
+        neighbors: The peers that this peer exchanges messages with, by client.
         asynchronous: True if peers may vanish, leave and be removed.
         close_after: Seconds after which an absent peer is removed.
         closed: Peers that were removed before this process started.
         left: Peers that had left before this process started.
-        tell: Called to send a message on a topic to a neighbor.
-        forget: Called with a neighbor and a step before which it needs nothing.
-        send_again: Called to repeat the unacknowledged messages to a neighbor.
+        tell: Function that sends a control message, given its topic and a neighbor.
+        forget: Function called with a neighbor and the first step of which the neighbor may still need messages.
+        send_again: Function that repeats the unacknowledged messages to a neighbor.
         run: The digest that identifies the run in every message.
         card: This peer's card; peers with other cards are refused.
-        resumed: True if this process may continue what an earlier one began; False for a fresh start.
+        resumed: True if this process may continue from an earlier one's checkpoint; False for a fresh start.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Membership:
         return self.names[self.client]
 
     def message(self, topic: Topic, place: int, step: int = 0) -> ControlMessage:
-        """Return a control message for a neighbor."""
+        """Return a control message on a topic, addressed to a neighbor."""
         other = self.neighbors[place]
         known = other.heard if topic == Topic.HELLO else other.incarnation
         said = self.departure, step, self.incarnation, known, self.run, self.closed, self.left
@@ -101,13 +102,13 @@ class Membership:
         return ControlMessage(topic, *said)
 
     def fail(self, error: HyperpushError) -> None:
-        """Give up because of `error`; the first error stays."""
+        """End the run of this peer because of `error`, unless an earlier error has ended it."""
         self.failure = self.failure or error
 
     # ------------------------------------------------------------------ hearing
 
     def hear(self, place: int, said: ControlMessage) -> None:
-        """Receive a control message of a neighbor; raise `Rejected` if it does not fit."""
+        """Receive a control message of a neighbor; raise `Rejected` if it is invalid."""
         other = self.neighbors[place]
         if (said.closed or said.left or said.departure) and not self.asynchronous:
             raise Rejected(RefusalReason.BAD_CONTROL, "it removes peers, or lets them leave, in synchronous mode")
@@ -122,7 +123,7 @@ class Membership:
             self._check_place(other, said)
         other.last_seen = time.monotonic()
         if place in self.closed:
-            # Tell it that it was removed. Ignore its view of others, which comes from its side of a split.
+            # Answer, so that the peer learns of its removal. Ignore its view of other members: the network was split.
             if said.topic == Topic.HELLO:
                 self._hear_hello(place, said)
             return None
@@ -132,7 +133,7 @@ class Membership:
             self._hear_hello(place, said)
         elif said.topic == Topic.ACKNOWLEDGE:
             self._forget(place, said.step)
-        elif said.topic == Topic.DONE:  # it counts as done only in the same view of the membership
+        elif said.topic == Topic.DONE:  # valid only if both peers know the same removed members
             other.done, other.done_since = said.closed == self.closed, time.monotonic()
             other.note_end()
         elif isinstance(said.more, Accusation):
@@ -140,7 +141,7 @@ class Membership:
         return None
 
     def check_incarnation(self, place: int, incarnation: int) -> None:
-        """Refuse a message of any process but the accepted one."""
+        """Raise `Rejected` for a message of another process than the accepted one of this neighbor."""
         other = self.neighbors[place]
         if incarnation == other.incarnation:
             return
@@ -150,13 +151,13 @@ class Membership:
         raise Rejected(RefusalReason.ANOTHER_INCARNATION, f"another process of {other.name} has sent it")
 
     def _check_card(self, place: int, said: ControlMessage, card: Card) -> None:
-        """Refuse a peer with another card; if this peer has not accepted any other, it gives up, too."""
+        """Raise `Rejected` for a peer with another card. End this peer, too, if it has not accepted any other yet."""
         other, found = self.neighbors[place], difference(self.names[place], card, self.name, self.card)
         if found is None:
             return
         reason, words = found
         other.note_unfit(words)
-        if other.answered != said.incarnation:  # tell it this peer's card, so that its own error names both
+        if other.answered != said.incarnation:  # send this peer's card, so that the neighbor's error names both
             other.answered, other.heard = said.incarnation, said.incarnation
             self._tell(Topic.HELLO, place)
             self.news.append(f"refused: {words}")
@@ -165,19 +166,19 @@ class Membership:
         raise Rejected(reason, words)
 
     def _check_place(self, other: Neighbor, said: ControlMessage) -> None:
-        """Give up if a neighbor has since accepted another process under this peer's name."""
+        """End this process if a neighbor has since accepted another process under this peer's name."""
         now = time.monotonic()
         if said.known == self.incarnation:
             other.knows, other.strange_since = True, math.inf
         elif said.known and other.knows:
-            # Channels overtake each other: messages sent before this process was accepted may arrive later.
+            # Control messages and heartbeats overtake each other, so those for the former process may arrive late.
             other.strange_since = min(other.strange_since, now)
             if now - other.strange_since > OVERTAKEN:
                 said_so = f"{other.name} has accepted that process"
                 self.fail(InUse(f"another process has taken the place of {self.name}: {said_so}"))
 
     def _is_answer(self, said: ControlMessage) -> bool:
-        """True for a hello that answers this process; others may be replays."""
+        """Return True for a hello that answers one of this process; any other hello may be recorded and replayed."""
         return said.known == self.incarnation
 
     def _hear_members(self, place: int, said: ControlMessage) -> None:
@@ -187,7 +188,7 @@ class Membership:
         self._note_left(said.left | ({place} if said.departure == Departure.LEFT else frozenset()))
 
     def _hear_hello(self, place: int, said: ControlMessage) -> None:
-        """Accept a process once it has answered this one; until then its hello may be a replay."""
+        """Accept a process once it has answered this one. Before that, its hello may be recorded and replayed."""
         other, card = self.neighbors[place], said.more
         assert isinstance(card, Card)
         if said.incarnation in other.former:
@@ -214,9 +215,10 @@ class Membership:
         return None
 
     def _check_fresh(self, other: Neighbor) -> None:
-        """Refuse a fresh start in the middle of a run, which cannot undo what the process before it has sent.
+        """Raise `Rejected` for a fresh start during a run, which cannot undo what the earlier process has sent.
 
-        If both have ended, it is the next call of the same program, whose messages must not be taken for this one's.
+        If both peers were done, the fresh start belongs to the next call of the same program, and is also rejected:
+        messages of the two calls must not be confused.
         """
         if other.sent_data or (self._finished and other.done):
             other.anew = True
@@ -224,19 +226,19 @@ class Membership:
             raise Rejected(RefusalReason.ANOTHER_INCARNATION, words)
 
     def hear_life(self, place: int, alive: bool) -> None:
-        """Note that a neighbor has appeared or vanished."""
+        """Note that the presence token of a neighbor has appeared or vanished."""
         other = self.neighbors[place]
         other.token = alive
         if not alive:
             return other.get_lost()
-        if other.expired:  # another process may have its place, with a new certificate
+        if other.expired:  # a new process with a new certificate may have taken the neighbor's place
             return self._tell(Topic.HELLO, place)
         if other.come_to_life():
             self.news.append(f"found: {other.name}")
         return self._tell(Topic.HELLO, place)
 
     def check_certificates(self) -> None:
-        """Give up if this peer's certificate has ended; take neighbors whose certificate has ended to be absent."""
+        """End this peer if its certificate has ended. Neighbors whose certificate has ended become absent."""
         if ended := certificate_ended(self.name, self.card.ends):
             self.fail(Absent(f"{ended}, and its links with it"))
         for other in self.neighbors.values():
@@ -244,7 +246,7 @@ class Membership:
                 other.get_lost()
 
     def look_for_lost(self) -> None:
-        """Tell the user about neighbors that were lost, unless they have only ended."""
+        """Report neighbors that were lost to the user, except those that were done."""
         for other in self.neighbors.values():
             if other.is_lost():
                 self.news.append(f"lost: {other.name}")
@@ -252,7 +254,7 @@ class Membership:
     # ------------------------------------------------------------------ refusals
 
     def refuse(self, place: int, reason: RefusalReason, step: int) -> None:
-        """Count a message of a neighbor that was refused; see `Members.refuse` for refused content."""
+        """Count a refused message of a neighbor. `Members.refuse` says what follows from invalid content."""
         other = self.neighbors[place]
         if other.refuse(reason, step):
             self.news.append(Refusal(step, reason).of(other.name))
@@ -268,18 +270,18 @@ class Membership:
             self._note_closed({place}, self.name)
 
     def _hear_accusation(self, other: Neighbor, step: int, said: Accusation) -> None:
-        """End because a neighbor has ended, after it had refused a member's message."""
+        """End this peer because a neighbor has ended, after that neighbor refused a member's message."""
         words = Refusal(step, said.reason).of(self.names[said.member])
         other.farewell = f"{other.name} has ended: {words}"
         self.fail(Refused(other.farewell))
 
     def heartbeat(self, place: int, rounds: Rounds) -> ControlMessage:
-        """Return a heartbeat with this peer's step and pace."""
+        """Return a heartbeat for a neighbor, with this peer's step and round time."""
         said = self.message(Topic.WAITING if rounds.waits else Topic.HEARTBEAT, place, max(rounds.step, 0))
         return replace(said, pace=rounds.pace, sent=microseconds(), echo=self.neighbors[place].deadline.echo)
 
     def _hear_heartbeat(self, place: int, said: ControlMessage) -> None:
-        """Receive a neighbor's step and pace."""
+        """Receive a heartbeat with a neighbor's step and round time."""
         other = self.neighbors[place]
         if said.incarnation != other.incarnation or place in self.closed:
             return  # from a former process, or from a removed peer
@@ -297,7 +299,7 @@ class Membership:
 
     def absent(self) -> list[Neighbor]:
         """Return neighbors that are absent or have not said hello, except those that were removed or have left."""
-        # A hello may be read after the news that its sender has died; only liveliness is reliable.
+        # A hello may be read after its sender has died, so only Zenoh's presence token is reliable.
         return [
             other
             for place, other in self.neighbors.items()
@@ -305,7 +307,7 @@ class Membership:
         ]
 
     def excuse_absent(self) -> None:
-        """Start the time `close_after` of absent peers anew, because this process continues from a checkpoint."""
+        """Restart the time `close_after` for absent peers, because this process continues from a checkpoint."""
         self.returned = True
         for other in self.neighbors.values():
             other.lost = math.inf if other.alive else time.monotonic()
@@ -318,7 +320,7 @@ class Membership:
 
     @property
     def says_done(self) -> bool:
-        """True if this peer is done in the current view."""
+        """True if this peer is done and no member was removed since."""
         return self._finished and self._finished_in == self.closed
 
     @property
@@ -332,12 +334,12 @@ class Membership:
         self._tell_members()
 
     def remove_gone(self) -> None:
-        """Remove members that are absent for too long, and tell the others."""
+        """Remove members that have been absent for more than `close_after` seconds, and inform all others."""
         now, gone = time.monotonic(), set[int]()
         for place, other in self.neighbors.items() if self.asynchronous else ():
             if self._may_be_gone(place, other) or now - other.lost <= self.close_after:
                 continue
-            if self._finished_before and not other.incarnation:  # it has ended, as this peer was done
+            if self._finished_before and not other.incarnation:  # it has ended, because it knew that this peer was done
                 other.done = True
             else:
                 other.removed = other.removed or f"{other.name} was absent for {self.close_after:g} s"
@@ -366,11 +368,11 @@ class Membership:
         return [client for client in clients if client in here]
 
     def takes_part(self, place: int) -> bool:
-        """Return True if a neighbor runs the program, or will do so when it returns."""
+        """Return True if a neighbor is still running the program, or will be when it returns."""
         return not self.neighbors[place].done and place not in self.closed | self.leaving
 
     def is_hopeless(self, place: int) -> bool:
-        """Return True if waiting for a neighbor is useless, asynchronously: it is removed, absent or done."""
+        """Return True if an asynchronous peer need not wait for a neighbor: it is removed, absent or done."""
         other = self.neighbors[place]
         return place in self.closed or not other.alive or other.done
 

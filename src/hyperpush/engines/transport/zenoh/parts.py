@@ -1,8 +1,8 @@
-"""Splitting of long payloads into parts, each a separate message, and their assembly.
+"""Split long payloads into parts, each sent as a separate message, and join received parts.
 
-Every part names the number, step and length of the payload, the run, the incarnation of its sender, and its own place.
-Parts have one size, so no further information has to be trusted. The assembly is bounded for each sender, in bytes and
-in open payloads.
+The header of a part holds the number, step and length of the payload, and the part's place there. It also holds the run
+and the sender's incarnation. All parts but the last have the same size, so places and sizes can be checked. For each
+sender, the number of incomplete payloads and their bytes are bounded.
 """
 
 import struct
@@ -14,19 +14,19 @@ from hyperpush.engines.transport.wire import VERSION, RefusalReason, Rejected
 # Largest size of a Zenoh message in bytes; longer payloads are split. Zenoh would take 256 MB at once, but slowly
 # (0.2 GB/s instead of 1 GB/s on loopback), and a control message behind it would wait for 0.3 s instead of 10 ms.
 PART_BYTES = 4 << 20
-# Largest number of incomplete payloads of one sender. An honest sender sends them one after the other. Payloads that it
-# could not complete because it was killed make room for newer ones.
+# Largest number of incomplete payloads of one sender. An honest sender sends payloads one after the other. It leaves
+# one incomplete if it is killed; then newer payloads replace it.
 OPEN = 4
 
 RUN_BYTES = 8  # size of the digest that identifies a run
-# Magic, version, place, number, length, step, run, incarnation.
+# Fields: magic, version, place, number, length, step, run, incarnation.
 _HEADER = struct.Struct("<2sBxHIIQ8sQ")
 _MAGIC = b"ht"
 _NUMBERS = 1 << 32  # payloads are numbered modulo this
 
 
 class Stamp(NamedTuple):
-    """The run of a part, and the process that sent it."""
+    """The run to which a part belongs, and the incarnation of the process that sent it."""
 
     run: bytes = bytes(RUN_BYTES)
     incarnation: int = 0
@@ -59,7 +59,10 @@ def stamp_of(header: bytes) -> Stamp:
 
 @final
 class Assembly:
-    """Parts of one sender. Payloads over `limit` bytes are refused; `drop` is called for abandoned ones."""
+    """Joins the parts of one sender's payloads.
+
+    Payloads of more than `limit` bytes are refused. `drop` is called with the reason when an incomplete one is dropped.
+    """
 
     def __init__(self, limit: int, drop: Callable[[RefusalReason], None] = lambda reason: None):
         self.limit, self._drop = limit, drop
@@ -77,7 +80,7 @@ class Assembly:
         if length <= PART_BYTES:
             return step, part
         if number in self._open and self._open[number][:2] != (step, length):
-            self._give_up(number)  # the sender was killed between its parts, and counts from 0 again
+            self._give_up(number)  # the sender was killed between parts, and its successor counts payloads from 0
         if number not in self._open:
             while len(self._open) >= OPEN:  # the oldest payload is abandoned
                 self._give_up(next(iter(self._open)))

@@ -1,9 +1,11 @@
-"""A Zenoh session of one peer: links to its neighbors and nothing else.
+"""Configure and open the Zenoh session of a peer, which has links to its neighbors only.
 
-Keys are `hyperpush/<run>/<sender>/<receiver>/<channel>` for messages and `hyperpush/<run>/<name>/alive` for liveliness.
-There is neither discovery nor forwarding nor shared memory. With certificates, links are mutual TLS. Every incoming or
-outgoing message is checked against the common name of the certificate at the other end of its link. So a peer can
-write only under its own name, and read only messages that are addressed to it.
+Messages have keys `hyperpush/<run>/<sender>/<receiver>/<channel>`. The presence token of a peer has the key
+`hyperpush/<run>/<name>/alive`. Discovery, forwarding and shared memory are off.
+
+With certificates, links use mutual TLS. Every incoming or outgoing message is checked against the common name of the
+certificate at the other end of its link. So a peer can write only under its own name, and read only messages that are
+addressed to it.
 """
 
 import json
@@ -22,8 +24,8 @@ from hyperpush.engines.transport.zenoh.parts import PART_BYTES
 zenoh = require("zenoh", "peers")
 
 CHANNELS = ("data", "control", "pace")
-# Milliseconds for a TLS handshake: two round trips around the world and a busy machine. Until then a silent stranger
-# holds a socket. Zenoh's own limit is 10 s.
+# Limit for a TLS handshake in milliseconds, enough for two round trips around the world and a busy machine. A silent
+# stranger can occupy a socket for that long. Zenoh's default is 10 s.
 HANDSHAKE = 2000
 
 
@@ -51,7 +53,7 @@ def settings(
         "connect": {
             "endpoints": [each.endpoint(secure) for each in neighbors.values() if each is not None],
             "exit_on_failure": False,
-            "timeout_ms": -1,  # dial again for ever, in the background
+            "timeout_ms": -1,  # keep dialing forever, in the background
             "retry": {"period_init_ms": 100, "period_max_ms": 1000, "period_increase_factor": 2},
         },
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
@@ -61,7 +63,7 @@ def settings(
             "unicast": {"max_sessions": 4 * len(neighbors) + 4, "accept_pending": 4 * len(neighbors) + 4},
             "link": {
                 "protocols": ["tls" if secure else "tcp"],
-                # Room for one part and its headers, which bounds the memory that a stranger can occupy.
+                # Enough for one part and its headers; it bounds the memory that a stranger can occupy.
                 "rx": {"max_message_size": PART_BYTES + 4096},
             },
         },
@@ -83,7 +85,7 @@ def settings(
 
 
 def _listening(address: Address, secure: bool) -> str:
-    """Return an endpoint to listen on, with a time limit for handshakes."""
+    """Return the endpoint to listen on in Zenoh's notation, with a time limit for handshakes."""
     return address.endpoint(secure) + (f"#tls_handshake_timeout_ms={HANDSHAKE}" if secure else "")
 
 
@@ -96,7 +98,7 @@ def alive_key(run: str, name: str) -> str:
 
 
 def _access(run: str, name: str, neighbors: list[str]) -> dict[str, Any]:
-    """Return the access control, by the common name at the other end of a link.
+    """Return Zenoh's access control rules, which apply by the common name at the other end of a link.
 
     Each neighbor may send to this peer under its own name, and gets only messages addressed to it.
     """
@@ -107,14 +109,14 @@ def _access(run: str, name: str, neighbors: list[str]) -> dict[str, Any]:
         to_them = [message_key(run, name, other, channel) for channel in CHANNELS]
         theirs, mine = [alive_key(run, other)], [alive_key(run, name)]
         allowed = (
-            ("ingress", "put", from_them),  # it writes to us
-            ("egress", "put", to_them),  # we write to it
-            ("egress", "declare_subscriber", from_them),  # we hear it
-            ("ingress", "declare_subscriber", to_them),  # it hears us
-            ("ingress", "liveliness_token", theirs),  # it lives
-            ("egress", "liveliness_token", mine),  # we live
-            ("egress", "declare_liveliness_subscriber", theirs),  # we watch it
-            ("ingress", "declare_liveliness_subscriber", mine),  # it watches us
+            ("ingress", "put", from_them),  # the neighbor sends to this peer
+            ("egress", "put", to_them),  # this peer sends to the neighbor
+            ("egress", "declare_subscriber", from_them),  # this peer subscribes to the neighbor's messages
+            ("ingress", "declare_subscriber", to_them),  # the neighbor subscribes to this peer's messages
+            ("ingress", "liveliness_token", theirs),  # the neighbor shows its presence
+            ("egress", "liveliness_token", mine),  # this peer shows its presence
+            ("egress", "declare_liveliness_subscriber", theirs),  # this peer watches the neighbor's presence
+            ("ingress", "declare_liveliness_subscriber", mine),  # the neighbor watches this peer's presence
         )
         ids = [f"{other} {flow} {message}" for flow, message, _ in allowed]
         for rule, (flow, message, keys) in zip(ids, allowed, strict=True):

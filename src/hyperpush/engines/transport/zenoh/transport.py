@@ -1,14 +1,16 @@
-"""A `Transport` on Eclipse Zenoh: sessions, threads and waits.
+"""The `Transport` on Eclipse Zenoh, with its threads and its protocol between peers.
 
-Messages are sent reliably, in parts of one size, and wait if a link is congested. (Zenoh's DROP would lose every long
+Messages are sent reliably, in parts, and wait if a link is congested. (Zenoh's option DROP would lose every long
 message on a slow link.) The sender of a message is the name in its key, which access control compares with the
-certificate. Each part names the run and the process that sent it, so messages of an earlier run or process are refused.
+certificate. Each part holds the run and the process that sent it, so messages of an earlier run or process are refused.
 
-On a second channel (`control`) peers say hello, with their process, configuration and code, and the first step whose
-messages they need. There they also acknowledge messages, and announce that they are done, and which members are removed
-or have left. Two processes accept each other once each has answered the other's hello, which a recorded hello cannot.
-Liveliness shows which peers are present. Asynchronous peers send heartbeats with their pace on a third channel
-(`pace`). A heartbeat never waits for a congested link: it is dropped.
+On a second channel (`control`) peers say hello. A hello holds the sender's process, configuration and code, and the
+first step whose messages it needs. Two processes accept each other once each has answered the other's hello, so a
+recorded hello is useless. On this channel peers also acknowledge messages, and announce that they are done, and which
+members are removed or have left.
+
+Zenoh's liveliness tokens show which peers are present. Asynchronous peers send heartbeats with their round time on a
+third channel (`pace`). If a link is congested, heartbeats are dropped instead of waiting.
 """
 
 import queue
@@ -45,13 +47,13 @@ Mode = Literal["synchronous", "asynchronous"]
 # Default limit of a payload in bytes: 64 million parameters in float32. It bounds the memory that a broken neighbor can
 # occupy.
 LIMIT = 256 << 20
-GUESTS_EVERY = 1.0  # seconds between two looks at the links of strangers, at most
+GUESTS_EVERY = 1.0  # largest number of seconds between two checks of incoming links (see `Guests`)
 _AGAIN = "again"  # a task besides the topics of control messages: repeat unacknowledged messages
 
 
 @final
 class Zenoh:
-    """One peer's access to the network; `hp.Peers` checks its arguments.
+    """One peer's access to the network. Its caller, `hp.Peers`, has checked the arguments.
 
     Synchronous: `collect` waits at most `patience` seconds for all expected messages, then raises an error. Sent
     messages are kept until acknowledged, and repeated to a peer that returns. A step may be collected again, for
@@ -67,8 +69,8 @@ class Zenoh:
         names: The peers of the run in the order of their clients.
         client: Number of this peer in `names`.
         links: The neighbors by name, with the address to dial; None: the neighbor dials.
-        listen: The address to listen on. None: it cannot be dialed.
-        identity: The files of its certificate. None: no TLS, and loopback addresses only.
+        listen: The address to listen on. None: other peers cannot dial this one.
+        identity: The files of this peer's certificate. None: no TLS, and loopback addresses only.
         digest: Digest of the configuration; peers with another one are refused.
         code: Digest of the program's code; peers with another one are refused. Zeros: not compared.
         mode: "synchronous" for rounds in lockstep, "asynchronous" for each peer at its own pace.
@@ -78,10 +80,10 @@ class Zenoh:
         durable: True if the caller calls `acknowledge` itself, because it may restart from a checkpoint.
         closed: Peers that were removed before.
         left: Peers that had left before.
-        refused: Messages with impossible content that were refused before, by peer and reason.
-        resumed: True if this process may continue what an earlier one began; False for a fresh start.
-        limit: Largest payload of the program in bytes. Longer ones are refused at both ends. The memory for waiting
-            messages of one sender is bounded by a multiple of it.
+        refused: Counts of messages with invalid content that were refused before, by peer and reason.
+        resumed: True if this process may continue from an earlier one's checkpoint; False for a fresh start.
+        limit: Largest payload of the program in bytes. Longer ones are refused by sender and receiver. The memory for
+            waiting messages of one sender is bounded by a multiple of `limit`.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class Zenoh:
         return found
 
     def acknowledge(self, step: int) -> None:
-        """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
+        """Tell the neighbors that this peer will not need messages of steps before `step`, even after a restart."""
         for place in self.neighbors:
             self._tasks.put((Topic.ACKNOWLEDGE, place, step))
 
@@ -222,7 +224,7 @@ class Zenoh:
     # ---------------------------------------------------------------- members
 
     def ready(self, step: int = 0, everyone: bool = True) -> None:
-        """Say hello, and wait up to `patience` seconds for the hellos of all neighbors.
+        """Say hello to all neighbors, and wait up to `patience` seconds for their hellos.
 
         With `everyone=False` the wait is at most 2 s, and missing neighbors do not raise an error.
         """
@@ -264,7 +266,7 @@ class Zenoh:
         return frozenset(place for place, other in self.neighbors.items() if other.done)
 
     def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
-        """See `Members.done`. `finished=False` revokes it after a change of the view."""
+        """See `Members.done`. `finished=False` revokes the announcement after a change of the membership."""
         with self._changed:
             self.members.finish(finished, again, view)
 
@@ -290,7 +292,7 @@ class Zenoh:
             self.members.leave(left)
 
     def stop(self, error: HyperpushError) -> None:
-        """Give up: all present waits and further calls raise `error`. The other peers are not told."""
+        """End this peer: all current waits and later calls raise `error`. The other peers are not informed."""
         with self._changed:
             self.members.fail(error)
             self._changed.notify_all()
@@ -322,7 +324,7 @@ class Zenoh:
             return look()
 
     def finish(self) -> None:
-        """Announce that this peer is done, and wait until all others are.
+        """Announce that this peer is done, and wait until all others are done.
 
         Until then, a neighbor may return and need earlier messages again.
         """
@@ -367,7 +369,7 @@ class Zenoh:
             with self._changed:
                 kept = self.links[place].unacknowledged.to_resend()
                 if topic == Topic.DONE and not self.members.says_done:
-                    continue  # it was done in another view
+                    continue  # this peer was done, but members were removed since
                 said = self.members.message(topic, place, step) if isinstance(topic, Topic) else None
             if said is not None:
                 self._deliver(place, "control", said.pack(len(self.names)), None)
@@ -376,7 +378,7 @@ class Zenoh:
                 self._put(place, at, payload)
 
     def _next_task(self) -> tuple[Topic | str, int, int] | None:
-        """Return the next task of the control thread, and look at the links of strangers meanwhile."""
+        """Wait for the next task of the control thread. Check incoming links for strangers' certificates meanwhile."""
         while True:
             with self._changed:
                 self._incoming.look_at_guests()
@@ -386,7 +388,7 @@ class Zenoh:
                 continue
 
     def _beat(self) -> None:
-        """Send heartbeats."""
+        """Send heartbeats to all present neighbors, in a thread."""
         while not self._closing.wait(max(HEARTBEAT, len(self.neighbors) / MOST_HEARTBEATS)):
             for place, other in self.neighbors.items():
                 with self._changed:
@@ -407,5 +409,5 @@ class Zenoh:
 
 
 def _named(error: HyperpushError, me: str) -> HyperpushError:
-    """Return the error with the name of this peer; a stop contains it already."""
+    """Return the error with this peer's name in front; a `Stopped` error contains the name already."""
     return error if isinstance(error, Stopped) else type(error)(f"{me}: {error}")

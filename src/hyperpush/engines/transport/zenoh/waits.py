@@ -1,4 +1,4 @@
-"""Waits of one peer for messages of a step, and the errors of failed waits."""
+"""Wait for the messages of a step, and raise errors with reasons if they do not arrive."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import Membership
 from hyperpush.engines.transport.zenoh.neighbors import Neighbor, certificate_ended, explain, waited_in_vain
 
-# Seconds by which the announcement that a peer is done may precede its last message. Control messages overtake data: a
-# payload of 256 MiB takes that long at 200 Mbit/s.
+# Seconds by which the announcement that a peer is done may arrive before its last message. Control messages overtake
+# data, and a payload of 256 MiB takes that long at 200 Mbit/s.
 OVERTAKES = 10.0
 
 
 @final
 class Waits:
-    """Waits for messages; called with the transport's lock held, which a wait releases.
+    """The ways in which a peer waits for messages. Callers hold the transport's lock, which a wait releases.
 
     Args:
         members: The membership.
@@ -28,7 +28,7 @@ class Waits:
         rounds: Progress of this peer.
         changed: The transport's lock.
         patience: Seconds after which a wait fails with an error.
-        check: Function that raises the error if this peer has given up.
+        check: Function that raises the error by which this peer has ended, if it has.
         ask: Function that sends a control message, given a topic, a neighbor and a step.
     """
 
@@ -45,10 +45,10 @@ class Waits:
         self.members, self.links, self.rounds, self.changed = members, links, rounds, changed
         self.neighbors, self.patience, self._check, self._ask = members.neighbors, patience, check, ask
         self.handshakes: Callable[[], Mapping[str, int]] = dict  # refused handshakes by reason; empty if not counted
-        self._collecting = -1, 0.0  # a step, and the start of the wait for it
+        self._collecting = -1, 0.0  # the step waited for, and the time when the wait began
 
     def in_step(self, step: int, expected: Collection[int]) -> None:
-        """Wait until all expected messages have arrived; raise an error after `patience` seconds."""
+        """Wait, in synchronous mode, until all expected messages are here; raise an error after `patience` seconds."""
         if self._collecting[0] != step:  # a refused message does not restart the wait
             self._collecting = step, time.monotonic()
         while True:
@@ -64,9 +64,10 @@ class Waits:
             self.changed.wait(min(left, 1.0))
 
     def at_own_pace(self, step: int, expected: Collection[int]) -> None:
-        """Wait for each message until its deadline, and for peers far behind until they are closer or removed.
+        """Wait, in asynchronous mode, for each expected message until its deadline.
 
-        The wait for a peer far behind includes an absent one, until it returns or has been absent for `close_after` s.
+        Also wait for neighbors more than LEAD rounds behind, until they catch up or are removed. If such a neighbor is
+        absent, it is removed after `close_after` seconds.
         """
         start = time.monotonic()
         if step < LAST:
@@ -98,7 +99,7 @@ class Waits:
     def in_vain(
         self, what: str, missing: Sequence[Neighbor], step: int | None = None, then: str = ""
     ) -> HyperpushError:
-        """Return the error "what, these neighbors, then" for a failed wait, with the known reason for each."""
+        """Return the error for a failed wait: `what`, the neighbors in `missing`, `then`, and the known reasons."""
         seen = ", ".join(f"{count} {reason}" for reason, count in self.handshakes().items())
         strangers = f" (handshakes refused here: {seen})" if seen else ""
         own = certificate_ended(self.members.name, self.members.card.ends)
