@@ -123,7 +123,7 @@ def estimates_of(config: VRStudy, task: hp.Task, network: Network) -> Callable[[
 
 
 def factors(config: VRStudy) -> dict[str, list[dict[str, float]]]:
-    """Return μ of every pair of weights and contraction η, and the pairs of a grid with the least μ after all rounds."""
+    """Return μ for all pairs of weights and contractions η, and the pairs of a grid with the least final μ."""
     table = [
         {"eta": eta, "alpha": alpha, "beta": beta, "mu": mu(alpha, beta, eta)}
         for eta, (alpha, beta) in product(config.contractions, config.weights)
