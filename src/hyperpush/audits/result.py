@@ -111,7 +111,7 @@ class Record:
 
     Attributes:
         party: The owner of the record. Among real parties, only the owner learns this row.
-        file: The file of the record, or the party's name if there is no file.
+        file: The file of the record; without a file, the party's name.
         line: The line in the file; without a file, the number of the row from 0.
         gain: Change of the others' summed loss without the record; positive: the record helps.
         says: The effect in words.

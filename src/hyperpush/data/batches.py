@@ -302,7 +302,7 @@ def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
 def _draw(count: Int[Array, ""] | int, size: int, key: PRNGKeyArray) -> Int[Array, " b"]:
     """Draw `size` of `count` numbers, uniform over sets (Floyd's sampling: Bentley and Floyd 1987).
 
-    Draw r takes one of the first m = count − size + r + 1 numbers, or the m-th itself if that one is already taken.
+    Draw r takes one of the first m = count − size + r + 1 numbers, or the m-th number if that one is already taken.
     The draw depends on the number of real examples, not on padding. If there are at most `size` real examples, all of
     them come first.
     """

@@ -94,7 +94,7 @@ def curvature(
     """Estimate the extreme eigenvalues of the mean Hessian at the task's params, by Lanczos steps of all clients.
 
     Products with the Hessian are averaged along a tree, as in `TreeCG`. Push-sum averages them if links are up too
-    rarely to wait for them, or if the members have no tree.
+    rarely to wait for them, or if the members lack a tree.
 
     **Use it** to see whether params are a minimum, and how ill-conditioned it is. **Avoid it** on private tasks and
     with many params: each client keeps `steps` vectors of their size.

@@ -46,7 +46,7 @@ def retrain(
     Make the weights with `without`. Up to `at_once` retrainings form one solve and share every message. With
     `hp.TreeNewton()` each retraining ends at its own solution. With `hp.TrackedSGP()` retrainings run one after
     another, because each finds its own settings. Solvers with a fixed number of steps descend on the sum of the costs
-    of all retrainings, which share every mini-batch, every link and push-sum's ω. With the key of `hp.train` they
+    of all retrainings. These share every mini-batch, every link and push-sum's ω. With the key of `hp.train` they
     repeat that run's draws. Only the first `at_once` runs are certified.
 
     **Use it** for few params, or to check a prediction. Start warm, from `hp.train(…).task`: then

@@ -32,7 +32,7 @@ class Tables:
         schema: The columns, label and classes that all tables share.
         inputs: Each party's features, [records, features], NaN where a value is missing.
         labels: Each party's labels: the number of each record's class, or the numeric labels.
-        sources: Each party's file, or the party's name if there is no file.
+        sources: Each party's file; without a file, the party's name.
         lines: The line of each record in its party's file; without a file, the number of the row from 0.
         warnings: Reasons for caution, one sentence each.
 

@@ -28,7 +28,7 @@ class Table:
 
     Attributes:
         name: The party's name.
-        source: The file that errors name, or the party's name if there is no file.
+        source: The file that errors name; without a file, the party's name.
         columns: The values of each column by name, one per row. They are floats with NaN, or objects with None, where a
             value is missing.
         lines: The line of each row in the file; without a file, the number of the row from 0.

@@ -30,9 +30,9 @@ from hyperpush.task.problem import Bounds, Cost, Penalty, Problem
 class Noise(Configured):
     """Noise and bounds of a client's releases; `hp.Task.private` makes it, and explains its options.
 
-    A release is the mean of N examples' parts of norm at most C, plus noise of scale σΔ, where σ is the scale of
-    `mechanism`. One example changes the mean by at most Δ = 2C/N; in the ℓ1 norm, for Laplace noise, by at most
-    √dim·2C/N. So a release costs 1/σ, for any C, N and dimension.
+    A release is a mean of parts of N examples, each of norm at most C, plus noise. The noise has the scale σΔ, where σ
+    is the scale of `mechanism`. Δ is the largest change of the mean by one example: 2C/N, or √dim·2C/N in the ℓ1 norm
+    for Laplace noise. So a release costs 1/σ, for any C, N and dimension.
     """
 
     assumes: ClassVar[str] = ASSUMPTION

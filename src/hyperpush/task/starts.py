@@ -92,7 +92,7 @@ def is_per_example(leaf: Any) -> bool:
 
 
 def split_start(field: str, given: Any) -> tuple[Any, Any]:
-    """Return the numbers of a start as arrays, and the tree of its other leaves, or None if there are no others."""
+    """Return the numbers of a start as arrays, and the tree of its other leaves, or None without other leaves."""
     tree = tree_of(given)
     leaves = jax.tree.leaves(tree, is_leaf=is_per_example)
     if not leaves:

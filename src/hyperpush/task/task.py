@@ -365,12 +365,12 @@ class Task:
     ) -> "Task":
         """Return the same task with local differential privacy: all accesses to data are clipped and get noise.
 
-        Every gradient or product that a method computes from data is a *release*: the mean of N examples' parts of norm
-        at most C, plus noise of scale σΔ, where σ is the scale of `noise`. One example changes the mean by at most
-        Δ = 2C/N; in the ℓ1 norm, for Laplace noise, by at most √dim·2C/N. So a release costs 1/σ, for any C, N and
-        dimension. Clients continue from their releases, so later computations cost no more privacy. A method that
-        reveals data in another way raises an error with file and line. Penalties do not depend on examples, so they are
-        neither clipped nor noised. `hp.budget(task, method)` returns the cost of a run, and
+        Every gradient or product that a method computes from data is a *release*: a mean of parts of N examples, each
+        of norm at most C, plus noise. The noise has the scale σΔ, where σ is the scale of `noise`. Δ is the largest
+        change of the mean by one example: 2C/N, or √dim·2C/N in the ℓ1 norm for Laplace noise. So a release costs 1/σ,
+        for any C, N and dimension. Clients continue from their releases, so later computations cost no more privacy. A
+        method that reveals data in another way raises an error with file and line. Penalties do not depend on examples,
+        so they are neither clipped nor noised. `hp.budget(task, method)` returns the cost of a run, and
         `hp.within_budget(epsilon, delta, task, method)` finds the noise for an ε.
 
         Costs must return one loss per example. The number of a client's examples is public. The ε of a client holds for
