@@ -45,12 +45,14 @@ class Neighbors(eqx.Module):
 class Ties(Configured):
     """A graph of the parties with a penalty on differences between neighbors' hypers.
 
+    The clients then minimize the mean outer cost F̄ plus the penalty:
+
         F̄(λ) + Σ_{u<v} a_uv ‖λ_u − λ_v‖²,    a_uv = strength · weight of the link between u and v
 
     So 2 Σ_v a_uv (λ_u − λ_v) is added to client u's hypergradient, with the λ_v that u last received. In every outer
-    step clients send their hypers once over the network's live links. Without a new message the last value counts;
-    before the first message the tie has no effect. So PDBO stops moving only where the hypergradient and the gradient
-    of the whole penalty add up to zero, even if links are rarely up.
+    step clients send their hypers once over the network's live links. Without a new message a client uses the last
+    value; before the first message the tie has no effect. So PDBO stops moving only where the hypergradient and the
+    gradient of the whole penalty add up to zero, even if links are rarely up.
 
     **Use it** as `ties=` of `PDBO` if similar clients are known, and clients have too few examples to fit hypers alone.
     **Avoid it** where hypers are secret: all clients within the network's reach receive them, neighbor or not. Every

@@ -61,11 +61,11 @@ class TrackedHGP(HypergradientEstimator):
 
         ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
 
-    The estimate ends when this bound is below the tolerance at every client, and q itself is known to a tenth.
-    Otherwise the status gives the reason: the limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or
-    an inner problem without a minimum (`"ill-posed"`). An ill-posed problem has one of two signs. The tracked gradient
-    stays constant while q moves, or the curvature is negative in about half of the changes of q or in their sum. Random
-    links hide the first sign; then the status is `"stalled"`.
+    The estimate ends when this bound is below the tolerance at every client, and the relative error of q is at most
+    0.1. Otherwise the status gives the reason: the limit of steps, no progress (`"stalled"`), rounding
+    (`"inaccurate"`), or an inner problem without a minimum (`"ill-posed"`). An ill-posed problem has one of two signs.
+    The tracked gradient stays constant while q moves, or the curvature is negative in about half of the changes of q or
+    in their sum. Random links hide the first sign; then the status is `"stalled"`.
 
     **Use it** where averages along a tree (`TreeCG`) are impossible: with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: it then

@@ -64,6 +64,8 @@ HIDDEN = 1e-3  # with a residual below this share of the probe's part along a di
 class TreeCG(SystemSolver):
     """Conjugate gradients on exact averages along a tree, with an estimate of the error of their result.
 
+    The result of client i, and the linear system for x, are
+
         v_i = (1/n) ∂_λ F_i − B_i x,    mean(H_k) x = mean((1/n) ∂_x F_k)
 
     with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. All means are exact: they are summed along a
