@@ -70,7 +70,8 @@ class TrackedHGP(HypergradientEstimator):
     **Use it** where averages along a tree (`TreeCG`) are impossible: with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: it then
     reaches the limit of `steps`, and the status says so. **It does not detect** a mean Hessian that is singular along
-    directions in which the outer gradient is zero: the estimate passes, but the result is one of many. `hp.check` and
+    directions in which the outer gradient is zero: the
+    estimate passes. Then the result is one of many. `hp.check` and
     `TreeCG` detect this by a random probe, which would double the messages here. An estimate holds six vectors per
     client besides the params and the outer gradient, and two more for each change beyond the first that `acceleration`
     keeps. XLA needs 10 vectors per client if clients are computed in turn, as large ones are by default. It needs 18 if

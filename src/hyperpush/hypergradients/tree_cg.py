@@ -82,7 +82,7 @@ class TreeCG(SystemSolver):
     large for rounding (`"inaccurate"`).
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
-    mini-batches, on private tasks, and among members that distrust each other: a parent in the tree sees its children's
+    mini-batches, on private tasks, and among members that distrust each other. A parent in the tree sees its children's
     vectors and can falsify a sum. Use `TrackedHGP` there.
 
     Args:
