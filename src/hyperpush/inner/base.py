@@ -126,7 +126,7 @@ class GradientSolver(InnerSolver):
 
     @property
     def transformation(self) -> optax.GradientTransformation:
-        """Optax transformation of the solver: plain SGD with `step_size`, or `optimizer`."""
+        """Plain SGD with `step_size`, or the optimizer."""
         return build(self.step_size, self.optimizer)
 
 

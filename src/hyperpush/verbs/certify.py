@@ -137,8 +137,8 @@ class Certifier:
     def _judge_own_end(self, steps: "OuterSteps") -> Status:
         """Return the status of a nested algorithm whose clients solve their own inner problems.
 
-        If the change of the hypergradient is too large, it is compared with the size of the hypergradient at the first
-        step, provided that the params there pass.
+        The change of the hypergradient by a Newton step decides. If it is too large, it is compared with the size of
+        the hypergradient at the first step, provided that the params there pass.
         """
         found = self.judge_own()
         if found.reason != "unsolved" or found.moved is None or steps.first is None:
