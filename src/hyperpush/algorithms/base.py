@@ -1,4 +1,4 @@
-"""Bilevel algorithms that move params and hypers together, behind one interface.
+"""The common interface of bilevel algorithms, which move params and hypers together.
 
 If clients have different costs and must agree on the hypers x, algorithms end at different points (mathematics.md):
 
@@ -99,7 +99,7 @@ class Algorithm(Method, _HasSteps):
 
     @property
     def loop(self) -> str:
-        """Name of the main loop."""
+        """Name of the outermost loop."""
         return LOOP
 
     @property

@@ -20,9 +20,9 @@ from hyperpush.task.problem import Problem
 class AgreedHypers(eqx.Module):
     """A client's push-sum state of the common hypers."""
 
-    z: PyTree
-    mass: Float[Array, ""]  # ω
-    tracker: PyTree  # y; None without tracking
+    z: PyTree  # hypers times ω
+    mass: Float[Array, ""]  # push-sum weight ω
+    tracker: PyTree  # y, which tracks the mean hypergradient; None without tracking
     last: PyTree  # gradient last added to y; None without tracking
 
     def per_mass(self, tree: PyTree) -> PyTree:

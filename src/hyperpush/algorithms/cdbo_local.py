@@ -21,7 +21,8 @@ class CDBOLocal(CDBO):
     It is a baseline in "Personalized decentralized bilevel optimization over stochastic and directed networks".
 
     **Use it** with `inner=hp.LocalSGD(…)` and `hypergradient=hp.hypergradients.LocalGradient()`: params are
-    never sent. **Avoid it** where clients should share params: it ends at x_L.
+    never sent. **Avoid it** where clients should share params: it ends at x_L, where the mean of the clients' own
+    hypergradients is zero.
 
     Args:
         inner: An inner solver without messages: `hp.LocalSGD(…)`. By default 1,000 steps of a size that it finds.
@@ -38,7 +39,7 @@ class CDBOLocal(CDBO):
         InvalidInput: An option is out of range, or `inner` is a solver with messages.
 
     Example:
-        Clients pull their own x_i = λ to 1, 2 and 6; the mean of their costs is least at λ = 3.
+        The clients' costs pull their own x_i = λ to 1, 2 and 6. The mean cost is least at λ = 3.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp

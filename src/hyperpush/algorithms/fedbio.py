@@ -22,8 +22,8 @@ class LocalState(eqx.Module):
 
     params: PyTree
     hyper: PyTree
-    estimates: tuple[PyTree, PyTree]  # ν, ω
-    step: Int[Array, ""]  # local steps taken
+    estimates: tuple[PyTree, PyTree]  # ν of h_i and ω of ∂_y g_i
+    step: Int[Array, ""]  # number of local steps taken
 
 
 class FedBiO(ImplicitDescent):
@@ -80,7 +80,7 @@ class FedBiO(ImplicitDescent):
     local_steps: Count = eqx.field(static=True, default=1)
 
     def renew(self, problem: Problem, state: LocalState, new: Point, ctx: Context) -> tuple[PyTree, PyTree]:
-        """Return (ν, ω) after the step to the point `new`."""
+        """Return the estimates ν of h_i and ω of ∂_y g_i after the step to the point `new`."""
         return self.own_gradients(problem, new, ctx)
 
     def average_estimates(self) -> Node:

@@ -18,7 +18,7 @@ class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
     gradient: PyTree  # h_i at the last point
-    tracker: PyTree  # u
+    tracker: PyTree  # u, which tracks the mean of the h_i
 
 
 class INTERACT(TwoLevelDescent):

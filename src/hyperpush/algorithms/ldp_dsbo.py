@@ -29,18 +29,18 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree  # y
     hyper: PyTree  # x
-    solution: PyTree  # z
+    solution: PyTree  # z, which approaches H̄⁻¹ ∂_y f̄
 
 
 def _as_powers(given: Any) -> Any:
-    """Return one schedule for all variables, or one per variable in order; a number becomes a constant schedule."""
+    """Return one schedule for all variables, or a tuple with one per variable; a number is a constant schedule."""
     if isinstance(given, Mapping):
         return _in_order("LDPDSBO.step_sizes", {name: _as_powers(each) for name, each in given.items()}, Power)
     return Power(check_positive("LDPDSBO.step_sizes", given)) if is_number(given) or is_jax_number(given) else given
 
 
 def _as_mechanisms(given: Any) -> Any:
-    """Return one mechanism for all variables, or one per variable in order."""
+    """Return one mechanism for all variables, or a tuple with one per variable."""
     return _in_order("LDPDSBO.noise", given, (Laplace, Gaussian)) if isinstance(given, Mapping) else given
 
 
@@ -50,7 +50,7 @@ def _in_order(field: str, given: Mapping[str, Any], kind: type | tuple[type, ...
 
 
 def _by_name(values: Any) -> dict[str, Any]:
-    """Return the value of each variable by name."""
+    """Return the value of each of the variables x, y and z by name; a single value is that of all variables."""
     each = values if isinstance(values, tuple) else (values,) * len(VARIABLES)
     return dict(zip(VARIABLES, each, strict=True))
 
@@ -69,7 +69,7 @@ class LDPDSBO(Algorithm):
     A client uses its own values without noise, and the values of others as received. Derivatives are taken at the
     client's values before the round.
 
-    **Use it** where messages must be private and examples come as a stream: with λ ~ t^−v, noise ~ t^−ς and
+    **Use it** where messages must be private and examples come as a stream. With λ ~ t^−v, noise ~ t^−ς and
     v/2 < ς < v it converges at a finite budget. **Avoid it** on a reused data set, where ε grows without bound. On a
     task of `task.private(…)`, which adds noise itself, use `noise=None`.
 

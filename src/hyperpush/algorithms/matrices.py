@@ -11,7 +11,7 @@ from hyperpush.task.problem import Problem
 def second_derivatives(
     problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree
 ) -> tuple[Float[Array, "d d"], Float[Array, "h d"]]:
-    """Return (∂²_xx f, ∂²_λx f), by a product with every unit vector."""
+    """Return a client's matrices (∂²_xx f, ∂²_λx f), by a product with every unit vector."""
     flat, back = ravel_pytree(params)
 
     def products(unit: Float[Array, " d"]) -> tuple[Float[Array, " d"], Float[Array, " h"]]:

@@ -20,8 +20,8 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    estimates: tuple[PyTree, PyTree]  # a, b
-    trackers: tuple[PyTree, PyTree]  # s, r
+    estimates: tuple[PyTree, PyTree]  # a of h_i and b of ∂_y g_i
+    trackers: tuple[PyTree, PyTree]  # s and r, which track the clients' mean a and b
 
 
 class MDBO(ImplicitDescent):

@@ -32,7 +32,7 @@ from hyperpush.task.problem import Problem
 
 
 class OuterState(eqx.Module):
-    """A client between two steps of its hyper."""
+    """A client's state between two steps of its hyper."""
 
     first: PyTree  # start of every inner solve, unless it continues
     params: PyTree
@@ -40,17 +40,17 @@ class OuterState(eqx.Module):
     hypergradient: PyTree  # last estimate
     optimizer: optax.OptState
     links: LinkEstimates | None  # for estimators that reverse links
-    memory: PyTree  # of the estimator, kept between outer steps
+    memory: PyTree  # memory of the estimator, kept between outer steps
     trained: PyTree  # memory of the inner solver; None if it restarts
-    shared: PyTree  # the client's part of the consensus; None without
+    shared: PyTree  # the client's state of the consensus on common hypers; None for personal hypers
     neighbors: Neighbors | None  # last received hypers of the others; None without ties
     watch: StoppingState | None  # None without early stopping
-    report: Report  # of all estimates so far
-    size: Float[Array, ""]  # ‖v_i‖ of the first step; with an estimator that judges params, their rms if it passed
+    report: Report  # report of all estimates so far
+    size: Float[Array, ""]  # ‖v_i‖ of the first step; with an estimator that judges params, rms ‖v_i‖ if it passed
     start: Float[Array, ""]  # ‖params before training‖
-    judge: Bool[Array, ""]  # True: judge params on the way
+    judge: Bool[Array, ""]  # True: judge params during the run
     ends: Ends  # the first and the last hypergradient so far
-    solved: Report  # of the last inner solve
+    solved: Report  # report of the last inner solve
 
 
 class PDBO(Algorithm):
@@ -202,7 +202,7 @@ class PDBO(Algorithm):
         return Local(improve) if ties is None else Sequence(ties.exchange(problem), Local(improve))
 
     def _keeps(self, problem: Problem) -> tuple[bool, bool]:
-        """Return whether the params of the first, and the point of the last estimate are kept to be judged."""
+        """Return whether to keep the first estimate's params, and the last one's point, for judging after the run."""
         estimator = self.hypergradient
         judged = not (estimator.judges or estimator.trains or problem.private)
         claims = estimator.info.target == "global" and estimator.option("tolerance") is not None
@@ -281,14 +281,14 @@ class PDBO(Algorithm):
 
 
 def _no_ends(state: BilevelState, keeps_first: bool, keeps_last: bool) -> Ends:
-    """Return the ends before the first step."""
+    """Return the empty record of the first and the last hypergradient, before the first step."""
     zeros, zero = optax.tree.zeros_like(state.hyper), jnp.zeros_like(norm(state.params))
     kept = (state.params if keeps_first else None, (state.params, state.hyper) if keeps_last else None)
     return Ends(zeros, zeros, zero, zero - 1, *kept)
 
 
 def _add_end(state: OuterState, found: HypergradientState, ctx: Context) -> Ends:
-    """Return the ends after another estimate."""
+    """Return the record of the first and the last hypergradient after another estimate."""
     ends = state.ends
     known = ends.terms if found.terms is None else found.terms.astype(ends.terms.dtype)
     error = jnp.full_like(ends.error, -1) if found.report is None else found.report.error.astype(ends.error.dtype)

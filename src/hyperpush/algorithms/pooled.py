@@ -20,7 +20,10 @@ from hyperpush.task.problem import Problem
 
 
 def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Context], Any]) -> Average:
-    """Return the node state ← `put(state, m, context)`, with m the exact mean over clients of `get(state, context)`."""
+    """Return the node that takes the exact mean m over clients of `get(state, context)`.
+
+    It sets every client's state to `put(state, m, context)`.
+    """
     return Average(
         lambda state, ctx: (get(state, ctx), jnp.ones(())),
         lambda state, average, mass, ctx: put(state, average, ctx),
@@ -52,18 +55,18 @@ class PooledDescent(ImplicitDescent):
     """
 
     def descend_inner(self, problem: Problem) -> Average:
-        """Return the node params ← params − β·mean of ∂_y g_i, with β at the round of the enclosing loop."""
+        """Return the node that subtracts β·mean of ∂_y g_i from params, with β at the round of the enclosing loop."""
         return mean(
             lambda state, ctx: self.inner_gradient(problem, state.params, state.hyper, ctx),
             lambda state, slope, ctx: replace(state, params=descend(state.params, slope, self.rates(ctx.round)[1])),
         )
 
     def hypergradient(self, problem: Problem) -> Node:
-        """Return the node `value` ← the client's part of the hypergradient."""
+        """Return the node that sets `value` to the client's part of the hypergradient."""
         return pooled_hypergradient(problem, self.inverse, self.batch_size)
 
     def descend_outer(self) -> Average:
-        """Return the node hyper ← hyper − α·mean of `value`."""
+        """Return the node that subtracts α·mean of `value` from hyper, with α at the round of the enclosing loop."""
         return mean(
             lambda state, ctx: state.value,
             lambda state, value, ctx: replace(state, hyper=descend(state.hyper, value, self.rates(ctx.round)[0])),
@@ -71,7 +74,7 @@ class PooledDescent(ImplicitDescent):
 
 
 def pooled_hypergradient(problem: Problem, inverse: Inverse, batch_size: int | None) -> Node:
-    """Return the node `value` ← ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, with the mean H̄ of all Hessians.
+    """Return the node that sets `value` to ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, with the mean H̄ of all Hessians.
 
     The mean of `value` is dF̄/dλ for a common λ. If the series is random, a server draws its length, so that all clients
     take the same term.

@@ -21,8 +21,8 @@ from hyperpush.task.problem import Problem
 class Tracker(eqx.Module):
     """A client's estimate of the mean gradient, and the own gradient that this estimate last included."""
 
-    mean: PyTree  # d
-    own: PyTree
+    mean: PyTree  # d, the estimate of the mean gradient
+    own: PyTree  # the client's own gradient in d
 
     @staticmethod
     def start(gradient: PyTree) -> "Tracker":
@@ -34,7 +34,7 @@ class ProductState(eqx.Module):
 
     params: PyTree  # y
     hyper: PyTree  # x
-    solution: PyTree  # of the linear system, a vector z or a matrix Z
+    solution: PyTree  # solution of the linear system, a vector z or a matrix Z
     direction: PyTree  # r, along which x descends
     iteration: Int[Array, ""]  # iteration of the outermost loop, for schedules
     solution_tracker: Tracker

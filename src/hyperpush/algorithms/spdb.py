@@ -21,7 +21,7 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    dual: PyTree  # d
+    dual: PyTree  # dual variable d
 
 
 class SPDB(ImplicitDescent):

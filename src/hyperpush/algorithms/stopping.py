@@ -21,12 +21,12 @@ from hyperpush.task.problem import Problem
 
 
 def _as_range(given: Any) -> Any:
-    """Return a pair with floats; other values stay and are refused later."""
+    """Return a pair as a tuple of floats; other values are returned as they are, and refused later."""
     return tuple(map(as_number, given)) if isinstance(given, tuple | list) else given
 
 
 class StoppingState(eqx.Module):
-    """A client's record of the metric."""
+    """A client's record of the metric for early stopping."""
 
     own: Float[Array, ""]  # the client's own current metric
     mean: Float[Array, ""]  # mean of the metric over clients, equal at all clients

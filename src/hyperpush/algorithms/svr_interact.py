@@ -19,8 +19,8 @@ from hyperpush.task.problem import Problem
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    estimates: tuple[PyTree, PyTree]  # p, v
-    tracker: PyTree  # u
+    estimates: tuple[PyTree, PyTree]  # p of h_i and v of ∂_y g_i
+    tracker: PyTree  # u, which tracks the mean of the p
 
 
 class SVRINTERACT(ImplicitDescent):

@@ -1,1 +1,1 @@
-"""The audit of a collaboration: gains by joining, harmful parties and records, and the costs of the audit."""
+"""Audit a collaboration: find gains by joining, harmful parties and harmful records, and the costs of the audit."""

@@ -1,4 +1,4 @@
-"""Audit a collaboration: who gains, who hurts whom, and which records."""
+"""Audit a collaboration: find which parties gain, which parties hurt others, and by which records."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from hyperpush.verbs.told import as_hooks
 
 FEWEST = 20  # fewest records of a party that takes part
 MOST_RETRAINED = 32  # number of params up to which models without a party are trained to the solution
-NUMBER = 8  # bytes
+NUMBER = 8  # bytes of a number
 
 
 @no_type_check
@@ -52,9 +52,9 @@ def audit(
 ) -> AuditResult:
     """Audit a collaboration: is joining worth it for each party, which parties hurt the others, and by which records?
 
-    Linear models are trained on all parties' records, without each party, and on each party's own, in folds. Verdicts
-    compare losses of held-out records by paired tests, corrected for many comparisons. Harmful parties are named one
-    at a time. No rows leave a party.
+    Linear models are trained on all parties' records, on all except one party's, and on each party's own. Each training
+    holds out one fold of the records. Verdicts compare losses of held-out records by paired tests, corrected for many
+    comparisons. Harmful parties are named one at a time. No rows leave a party.
 
     **Use it** before or during a collaboration on tables. **Avoid it** with fewer than 20 records per party, or if a
     linear model cannot predict the labels.
@@ -64,14 +64,17 @@ def audit(
         network: The links among the parties, one client per party. None: `hp.networks.Exponential`.
         key: An integer or a JAX key; it determines folds and random links.
         folds: Parts of each party's records that are held out in turn, from 2 to 20.
-        l2: The rate of the penalty ½·l2·‖w‖² on columns of deviation 1, above 0. None: joining takes the best of 1e-4,
-            1e-3, 0.01, 0.1 and 1 for each model, by three inner folds; effects on others take 0.01.
+        l2: The rate of the penalty ½·l2·‖w‖² on columns of deviation 1, above 0. None: models that measure gains by
+            joining take the best of 1e-4, 1e-3, 0.01, 0.1 and 1, by three inner folds. Models that measure effects on
+            others take 0.01.
         level: The share of false claims to accept among all claims, between 0 and 1.
-        effects: `"retrain"`: models without a party are trained to the solution. `"newton"`: one Newton step from the
-            shared model, above 128 params three inexact ones. `"auto"`: retrain up to 32 params.
-        records: True: score each record's effect on the others, too.
+        effects: `"retrain"`: models without a party are trained to the solution. `"newton"`: these models take one
+            Newton step from the shared model, or three inexact steps above 128 params. `"auto"`: `"retrain"` up to 32
+            params, else `"newton"`.
+        records: True also scores each record's effect on the other parties.
         engine: The engine that hosts the parties: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
-        hooks: Observers of the progress, such as `[hp.hooks.Bar()]`: programs done, rounds and bytes so far.
+        hooks: Observers of the progress, such as `[hp.hooks.Bar()]`. They get the number of finished programs, and the
+            rounds and bytes so far.
 
     Returns:
         An `AuditResult` with `join`, `without`, `cells`, `named`, `records`, `warnings`, `costs` and `status`.
@@ -114,7 +117,7 @@ def audit(
 
 
 def _run(tables: Tables, rounds: AuditRounds, level: float, records: bool) -> AuditResult:
-    """All rounds of an audit, and their conclusions."""
+    """Run all rounds of an audit, and return the result with its verdicts and warnings."""
     counts = np.zeros(rounds.clients)
     counts[list(rounds.parties)] = 1
     rounds.watch.expect(1 + records)
@@ -148,7 +151,7 @@ def _run(tables: Tables, rounds: AuditRounds, level: float, records: bool) -> Au
 
 
 def _about(tables: Tables, rounds: AuditRounds, level: float) -> dict[str, Any]:
-    """Return the settings of the audit."""
+    """Return the settings of the audit, for the result."""
     return {
         "label": tables.schema.label,
         "kind": tables.schema.kind,
@@ -165,7 +168,7 @@ def _about(tables: Tables, rounds: AuditRounds, level: float) -> dict[str, Any]:
 
 
 def _facts(tables: Tables) -> list[dict[str, Any]]:
-    """Return records and label shares of each party."""
+    """Return the number of records and the label shares of each party."""
     classes = list(map(str, tables.schema.classes))
     shares = tables.shares if classes else np.zeros((len(tables.names), 0))
     return [

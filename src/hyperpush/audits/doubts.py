@@ -1,4 +1,4 @@
-"""Warnings: few records of a class, different label shares, constants that beat the model, unsolved trainings."""
+"""Find an audit's warnings: few records of a class, different label shares, poor models, unsolved trainings."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def find_doubts(tables: Tables, rounds: AuditRounds, together: Sequence[float], 
 
     Args:
         tables: All records.
-        rounds: Parties and folds.
+        rounds: The rounds of the audit, with its parties and folds.
         together: Mean loss under the shared model of each party that takes part.
         status: The status of all trainings.
     """
@@ -37,7 +37,10 @@ def find_doubts(tables: Tables, rounds: AuditRounds, together: Sequence[float], 
 
 
 def constant_loss(tables: Tables, party: int, folds: np.ndarray) -> float:
-    """Return a party's mean held-out loss of a constant: class shares, or the mean, of its other folds."""
+    """Return a party's mean held-out loss if a constant is predicted for each fold.
+
+    The constant is the class shares, or the mean of the numbers, in the party's other folds.
+    """
     labels, losses = tables.labels[party], np.zeros(len(folds))
     size = len(tables.schema.classes)
     for fold in np.unique(folds):

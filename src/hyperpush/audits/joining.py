@@ -1,4 +1,4 @@
-"""Each party's losses alone, together, and together without contributing its records."""
+"""Compare each party's losses under its own model, the shared model, and the model of all other parties."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hyperpush.tables.read import Tables
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A party's records, each under the model of the fold that held it out."""
+    """Results for one party's records, each under the model of the fold that held the record out."""
 
     loss: np.ndarray
     score: np.ndarray
@@ -22,13 +22,13 @@ class HeldOut:
 
     @staticmethod
     def of(found: Found, runs: list[int], party: int, count: int) -> "HeldOut":
-        """Return the sum over folds: a run's numbers are 0 outside of its held-out fold."""
+        """Return the results of a party from the runs of all folds, as a sum: they are 0 outside of held-out folds."""
         loss, score, right = (each[runs, party].sum(0)[:count] for each in (found.loss, found.score, found.right))
         return HeldOut(loss, score, right)
 
 
 def join_rows(tables: Tables, rounds: AuditRounds, found: Found, alone: Found, level: float) -> tuple[Join, ...]:
-    """Return a row per party; the tests of all parties are one family."""
+    """Return a row of results per party; p-values are corrected for the number of parties."""
     held = [_held(tables, rounds, found, alone, party) for party in rounds.parties]
     gains = [each["alone"].loss - each["together"].loss for each in held]
     sums = np.array([(gain.sum(), gain @ gain, len(gain)) for gain in gains])
@@ -47,7 +47,7 @@ def join_rows(tables: Tables, rounds: AuditRounds, found: Found, alone: Found, l
 
 
 def _held(tables: Tables, rounds: AuditRounds, found: Found, alone: Found, party: int) -> dict[str, HeldOut]:
-    """Return one party's records under its three models."""
+    """Return one party's results under its own model, the shared model, and the model of all other parties."""
     count = tables.counts[party]
     return {
         "alone": HeldOut.of(alone, alone.best(rounds.folds, NOBODY, rounds.l2, party), party, count),
@@ -63,7 +63,7 @@ def _accuracy(tables: Tables, held: Mapping[str, HeldOut]) -> dict[str, float]:
 
 
 def _area(tables: Tables, rounds: AuditRounds, held: Mapping[str, HeldOut], party: int) -> dict[str, float | None]:
-    """Return the mean area under the curve over folds with both classes."""
+    """Return, by model, the mean area under the ROC curve over folds with both classes."""
     if len(tables.schema.classes) != 2:
         return {}
     labels, found = tables.labels[party], {}

@@ -1,4 +1,4 @@
-"""Gains and losses of the other parties, together and one by one, when a party leaves."""
+"""Test the gains and losses of the other parties, in total and one by one, when a party leaves."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from hyperpush.tables.read import Tables
 
 
 def judge_leavers(rounds: AuditRounds, found: Found, parties: Sequence[int], level: float) -> tuple[Tests, np.ndarray]:
-    """Return the tests of the others' gains when each party leaves, and the numbers of their held-out records.
+    """Test the others' total gain from each party, and return the tests and the numbers of held-out records.
 
-    They use only the sums that the program has shared.
+    The tests use only the sums over parties that the program has shared.
     """
     folds = range(rounds.folds)
     sums = np.array([found.sums[[found.at(fold, who, rounds.fixed) for fold in folds]].sum(0) for who in parties])
@@ -23,7 +23,7 @@ def judge_leavers(rounds: AuditRounds, found: Found, parties: Sequence[int], lev
 
 
 def without_rows(tables: Tables, rounds: AuditRounds, found: Found, level: float) -> tuple[Without, ...]:
-    """Return a row per leaver; the tests of all leavers are one family."""
+    """Return a row per leaving party; p-values are corrected for the number of leaving parties."""
     tests, records = judge_leavers(rounds, found, rounds.parties, level)
     return tuple(
         Without(tables.names[party], int(records[place]), **tests.row(place), visible=float(tests.visible[place]))
@@ -32,7 +32,10 @@ def without_rows(tables: Tables, rounds: AuditRounds, found: Found, level: float
 
 
 def cell_rows(tables: Tables, rounds: AuditRounds, found: Found, level: float) -> tuple[Cell, ...]:
-    """Return a row per leaver and other party, which would compute its own; all tests are one family."""
+    """Return a row per pair of a leaving and an affected party; p-values are corrected for the number of pairs.
+
+    Among real parties, each affected party would compute its own rows.
+    """
     folds, parties = range(rounds.folds), rounds.parties
     loss = {who: found.loss[[found.at(fold, who, rounds.fixed) for fold in folds]].sum(0) for who in (NOBODY, *parties)}
     pairs = [(leaver, party) for leaver in parties for party in parties if party != leaver]

@@ -1,4 +1,4 @@
-"""Harmful parties, named one at a time."""
+"""Name harmful parties, one at a time."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from hyperpush.audits.verdicts import Tests
 
 
 def name_harmful(rounds: AuditRounds, first: Tests, names: Sequence[str], level: float) -> list[Named]:
-    """Name the leaver that hurts most, leave it out and audit the rest again, until none hurts or two are left.
+    """Name the party that hurts most, leave it out, and audit the remaining parties again.
 
-    A party with wrong labels gains when an honest party leaves, so honest parties look harmful until it is left out.
+    This ends when no party hurts the others, or when two parties are left. A party with wrong labels gains when an
+    honest party leaves. So honest parties look harmful until the party with wrong labels is left out.
     """
     left, counts, tests, named = list(rounds.parties), np.zeros(rounds.clients), first, []
     counts[left] = 1

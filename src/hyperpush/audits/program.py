@@ -1,4 +1,4 @@
-"""One round of an audit as one program: shared means, stacked trainings, and sums of paired losses."""
+"""The program of one round of an audit: it shares means, trains all runs, and sums paired losses over parties."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,11 +19,11 @@ from hyperpush.tables.heads import LinearHead
 from hyperpush.tables.scaling import CONSTANT
 from hyperpush.task.problem import Problem
 
-INTERCEPT = 1e-6  # its effect on losses is below the resolution of verdicts
+INTERCEPT = 1e-6  # L2 rate on intercepts; its effect on losses is too small to change verdicts
 
 
 class SharedMeans(eqx.Module):
-    """Shared means by group of runs: of the features, then of a numeric label."""
+    """Means and scales that all parties share, by group of runs: of the features, then of a numeric label."""
 
     mean: Float[Array, "*n g width"]
     scale: Float[Array, "*n g width"]  # 1/deviation; 0 for constant features
@@ -31,7 +31,7 @@ class SharedMeans(eqx.Module):
 
 
 class Hyper(eqx.Module):
-    """Settings and constants of one run, besides its params. Only `member` differs between parties."""
+    """Settings and constants of one run, as the hyper of its task; only `member` differs between parties."""
 
     fold: Array
     inner: Array
@@ -43,7 +43,7 @@ class Hyper(eqx.Module):
 
 
 class FoldLosses(eqx.Module):
-    """One party's losses on its own held-out records, [runs, records]; they stay with the party."""
+    """One party's losses on its own held-out records, [runs, records], which are never sent."""
 
     loss: Array
     score: Array  # the first linear score
@@ -51,26 +51,27 @@ class FoldLosses(eqx.Module):
 
 
 class Auditor(eqx.Module):
-    """One party's side of a round."""
+    """One party's state in a round of an audit."""
 
     plan: Plan
     means: SharedMeans | None = None
     params: Float[Array, "*n k rows width"] | None = None
     report: Report | None = None
     losses: FoldLosses | None = None
-    # Over all others that count in the run: losses, records; loss differences, their squares, records.
+    # Sums over all other parties that count in the run. Columns: losses, records, loss differences, squares of these
+    # differences, records.
     sums: Float[Array, "*n k 5"] | None = None
 
 
 class Round(eqx.Module):
-    """The model of a round and its solvers.
+    """The model of an audit's round, and the solvers of its runs.
 
     Args:
-        head: The model.
-        solved: The number of runs in front that are trained to their solution; the others take Newton steps from the
+        head: The linear model.
+        solved: The number of first runs that are trained to their solution. The other runs take Newton steps from the
             params of their reference run.
         solver: The solver of the first runs.
-        stepper: The solver that takes the Newton steps.
+        stepper: The solver that takes the Newton steps of the other runs; None if there are none.
     """
 
     head: LinearHead
@@ -79,14 +80,14 @@ class Round(eqx.Module):
     stepper: TreeNewton | None = None
 
     def recipe(self) -> ProgramRecipe:
-        """Return the program for an engine; states are `Auditor`, data `Data` with `Records` as `train`."""
+        """Return the program for an engine, whose states are `Auditor`, and whose data hold `Records` as `train`."""
         inner, penalty = RunLoss(self.head), RunPenalty(self.head)
         reads = what_is_read((inner, penalty))
         return ProgramRecipe(_program, (self, Problem(inner, inner, penalty, outer_on="train", reads=reads)))
 
 
 class RunLoss(eqx.Module):
-    """Return a party's part of the mean loss over all training records of a run, times the number of parties."""
+    """Inner cost of a run: a party's part of the mean loss over all training records, times the number of parties."""
 
     head: LinearHead
 
@@ -97,9 +98,9 @@ class RunLoss(eqx.Module):
 
 
 class RunPenalty(eqx.Module):
-    """Return the head's penalty at the rate of the run, and a very small penalty on intercepts.
+    """Penalty of a run: the model's penalty at the run's L2 rate, plus a very small penalty on intercepts.
 
-    Without the latter, the own model of a party with one class in training would not exist.
+    Without the small penalty, the own model of a party with only one class in training would not exist.
     """
 
     head: LinearHead
@@ -109,13 +110,13 @@ class RunPenalty(eqx.Module):
 
 
 def trains(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
-    """Return 1 for the training records of a run with these folds held out."""
+    """Return a mask that is 1 for the training records of a run with these folds held out, else 0."""
     used = (records.fold >= 0) & (records.fold != fold) & (records.inner != inner)
     return used.astype(records.values.dtype)
 
 
 def holds(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
-    """Return 1 for the test records of a run: its fold, or the inner fold of its training part."""
+    """Return a mask that is 1 for the test records of a run: its fold, or the inner fold of its training part."""
     by_inner = (records.fold >= 0) & (records.fold != fold) & (records.inner == inner)
     return jnp.where(inner >= 0, by_inner, records.fold == fold).astype(records.values.dtype)
 
@@ -139,7 +140,7 @@ def _program(audit: Round, problem: Problem) -> Node:
 
 
 def _joined(head: LinearHead, records: Records) -> tuple[Array, Array]:
-    """Return the values to scale, which are features and numeric labels, and a mask: 1 where a value is present."""
+    """Return the values to scale (features and numeric labels) and a mask that is 1 where a value is present."""
     if head.kind == "softmax":
         return records.values, records.present
     labels = records.labels[:, None]
@@ -147,7 +148,7 @@ def _joined(head: LinearHead, records: Records) -> tuple[Array, Array]:
 
 
 def _own_rows(state: Auditor, ctx: Context) -> Float[Array, "g m"]:
-    """Return 1 for the party's own training rows of each group; all 0 if it does not count."""
+    """Return a mask of the party's own training rows in each group; it is 0 for a party that does not count."""
     plan = state.plan
     rows = jax.vmap(lambda fold, inner: trains(ctx.data.train, fold, inner))(plan.group_fold, plan.group_inner)
     return plan.counts[ctx.client] * rows
@@ -195,7 +196,7 @@ def share_squares(head: LinearHead) -> Node:
 
 
 def hypers_of(state: Auditor, ctx: Context) -> Hyper:
-    """Return settings and constants of all runs, with runs on axis 0."""
+    """Return the settings and constants of all runs at this party, with runs on axis 0."""
     plan, means = state.plan, state.means
     assert means is not None
 
@@ -209,7 +210,10 @@ def hypers_of(state: Auditor, ctx: Context) -> Hyper:
 
 
 def train_runs(audit: Round, problem: Problem, first: int, last: int | None) -> Node:
-    """Train the runs from `first` to `last`; later runs start from their reference runs."""
+    """Return the node that trains the runs from `first` to `last`.
+
+    The first runs of a round start from the model's start, and later runs from the params of their reference runs.
+    """
     some = slice(first, last)
     solver = audit.solver if first == 0 else audit.stepper
     assert solver is not None
@@ -235,7 +239,7 @@ def train_runs(audit: Round, problem: Problem, first: int, last: int | None) -> 
 
 
 def _judge(head: LinearHead, state: Auditor, ctx: Context) -> Auditor:
-    """Return the party's losses on its own records, in units of the label, by run; 0 outside of held-out records."""
+    """Add the losses of all runs on the party's own held-out records, in units of the label; 0 for other records."""
     records: Records = ctx.data.train
 
     def one(params: Array, hyper: Hyper) -> FoldLosses:
@@ -253,7 +257,7 @@ def _judge(head: LinearHead, state: Auditor, ctx: Context) -> Auditor:
 
 
 def _share_losses() -> Node:
-    """Return the node that sums each run's losses over the other parties. Only these sums of losses leave a party."""
+    """Return the node that sums each run's losses over the other parties; only these sums of losses leave a party."""
 
     def get(state: Auditor, ctx: Context) -> tuple[Array, Array]:
         plan, records, found = state.plan, ctx.data.train, state.losses

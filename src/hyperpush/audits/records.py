@@ -1,4 +1,4 @@
-"""Single records: the change of the others' loss without each of them."""
+"""Score single records by the change of the other parties' loss without each record."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,29 +33,30 @@ from hyperpush.tables.heads import LinearHead
 from hyperpush.tables.read import Tables
 from hyperpush.task.problem import Problem
 
-MOST_PARAMS = 1024  # whose Hessian is sent and factored
+MOST_PARAMS = 1024  # largest number of params of a model whose Hessian is sent and factored
 
 
 def check_size(head: LinearHead) -> None:
-    """Refuse models whose Hessian is too large."""
+    """Raise `InvalidInput` for a model whose Hessian is too large to score records."""
     if head.size > MOST_PARAMS:
         raise InvalidInput("records", f"True with {head.size:,} params", f"False above {MOST_PARAMS:,} params")
 
 
 class Scored(eqx.Module):
-    """An auditor with the mean Hessian, the sum of all gradients, and the scores of its own records."""
+    """A party's state with the mean Hessian, the sum of all gradients, and the scores of its own records."""
 
     before: Auditor
     hessian: Float[Array, "*n d d"]
     gradient: Float[Array, "*n d"]  # of the summed losses of all parties that count
-    gains: Float[Array, "*n m"] | None = None  # of its own records; they stay with it
+    gains: Float[Array, "*n m"] | None = None  # of the party's own records; never sent
 
 
 def score_records(rounds: AuditRounds, counts: np.ndarray) -> np.ndarray:
     """Return the change of the others' summed training loss without each record; positive: the record helps.
 
-    The model is trained on all records of the parties that count. Removing record q moves its params by H⁻¹∇ℓ_q/N,
-    and the others' summed loss by that along their gradient.
+    The model is trained on all N records of the parties that count, and H is its mean Hessian. Removing record q with
+    loss ℓ_q moves the params by H⁻¹∇ℓ_q/N. The predicted change is the product of this move and the gradient of the
+    others' summed loss.
 
     Returns:
         One number per party and record; 0 for parties that do not count.
@@ -68,10 +69,10 @@ def score_records(rounds: AuditRounds, counts: np.ndarray) -> np.ndarray:
 
 
 def record_rows(tables: Tables, rounds: AuditRounds, named: list[Named]) -> tuple[Record, ...]:
-    """Return all records: of the parties not named, then of each named party, each time the most harmful first.
+    """Return a row per record: of the parties not named, then of each named party, each time the most harmful first.
 
-    Records of the parties not named are scored at the model of these parties. Records of a named party are scored at
-    the model of the round that named it, so that it can see which of its records did the harm.
+    Records of the parties not named are scored with the model of these parties. Records of a named party are scored
+    with the model of the round that named it, which shows the party its harmful records.
     """
     counts, rows = np.zeros(rounds.clients), []
     counts[list(rounds.parties)] = 1
@@ -84,7 +85,7 @@ def record_rows(tables: Tables, rounds: AuditRounds, named: list[Named]) -> tupl
 
 
 def _rows_of(tables: Tables, gains: np.ndarray, counts: np.ndarray, parties: list[int], round: int) -> list[Record]:
-    """Return the records of some parties, the most harmful first."""
+    """Return a row per record of some parties, the most harmful record first."""
     rows = []
     for party in parties:
         others = int(counts @ tables.counts) - tables.counts[party]
@@ -120,7 +121,7 @@ def _program(audit: Round, problem: Problem) -> Node:
 
 
 def _only(state: Auditor, ctx: Context) -> tuple[Any, Array]:
-    """Return the settings and the params of the run; scoring records trains a single model."""
+    """Return the settings and the params of the only run, because scoring records trains a single model."""
     assert state.params is not None
     return jax.tree.map(lambda leaf: leaf[0], hypers_of(state, ctx)), state.params[0]
 

@@ -1,4 +1,4 @@
-"""The result of an audit."""
+"""The result of an audit, which can be read as rows, saved as JSON, and shown as an HTML page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,22 @@ ROWS = ("join", "without", "cells", "named", "records")
 
 @dataclass(frozen=True)
 class Join:
-    """A party's losses on its own held-out records.
+    """One party's losses on its own held-out records, and the verdict on its gain by joining.
 
     Attributes:
         party: The party's name.
-        records: Held-out records.
-        alone: Mean loss of a model of its own records.
+        records: Number of held-out records.
+        alone: Mean loss of the model of the party's own records.
         together: Mean loss of the model of all parties' records.
-        not_contributing: Mean loss of the model of all others' records.
+        not_contributing: Mean loss of the model of all other parties' records.
         gain: alone − together; positive: joining helps.
-        low: Lower end of the interval of the gain.
-        high: Upper end.
-        p: Corrected p-value.
+        low: Lower end of the confidence interval of the gain.
+        high: Upper end of the confidence interval of the gain.
+        p: p-value, corrected for many comparisons.
         verdict: `"helps"`, `"hurts"` or `"cannot say"`.
-        accuracy: The share of right classes by model, for reading; empty for numbers.
-        auc: The mean area under the curve by model, over folds with both classes, for reading; two classes only.
+        accuracy: The share of correctly predicted classes by model, which no verdict uses; empty for numbers.
+        auc: The mean area under the ROC curve by model, over folds with both classes, which no verdict uses; empty
+            unless there are two classes.
     """
 
     party: str
@@ -55,15 +56,15 @@ class Join:
 
 @dataclass(frozen=True)
 class Without:
-    """Gain or loss of all others when a party leaves.
+    """Gain or loss of all other parties when one party leaves.
 
     Attributes:
         party: The party that leaves.
-        records: Held-out records of the others.
-        gain: The others' mean loss without it − with it; positive: the party helps them.
-        low: Lower end of the interval.
-        high: Upper end.
-        p: Corrected p-value.
+        records: Number of held-out records of the other parties.
+        gain: The others' mean loss without the party, minus their mean loss with it; positive: the party helps them.
+        low: Lower end of the confidence interval of the gain.
+        high: Upper end of the confidence interval of the gain.
+        p: p-value, corrected for many comparisons.
         verdict: `"helps"`, `"hurts"` or `"cannot say"`.
         visible: The smallest effect that this test would detect in four of five cases.
     """
@@ -80,7 +81,7 @@ class Without:
 
 @dataclass(frozen=True)
 class Cell:
-    """Gain or loss of one party when another one leaves; fields as in `Without`."""
+    """Gain or loss of one party (`party`) when another one (`leaver`) leaves; other fields as in `Without`."""
 
     leaver: str
     party: str
@@ -94,7 +95,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Named:
-    """A harmful party, in the order of naming; fields as in `Without`, among the parties left."""
+    """A party that a round of the audit named as harmful; fields as in `Without`, among the parties of that round."""
 
     round: int
     party: str
@@ -109,12 +110,12 @@ class Record:
     """Effect of one record on the other parties.
 
     Attributes:
-        party: The owner; only this party learns the row.
-        file: Its file, or the party.
-        line: The line in the file; without a file the row, from 0.
-        gain: Change of the others' summed loss without it; positive: the record helps.
+        party: The owner of the record. Among real parties, only the owner learns this row.
+        file: The file of the record; without a file, the party's name.
+        line: The line in the file; without a file, the number of the row from 0.
+        gain: Change of the others' summed loss without the record; positive: the record helps.
         says: The effect in words.
-        round: 0, or the round in which its party was named; its scores use the model of that round.
+        round: The round that named the owner as harmful, whose model scores the record; 0 if the owner was not named.
     """
 
     party: str
@@ -130,15 +131,15 @@ class AuditResult(Pictured):
     """Gains by joining a collaboration, and effects of each party and record on the others.
 
     Attributes:
-        join: A row per party.
-        without: A row per leaver.
-        cells: A row per leaver and other party.
+        join: A row per party: its gain by joining.
+        without: A row per party that leaves: the effect on all others in total.
+        cells: A row per pair of parties: the effect on one when the other leaves.
         named: Harmful parties, named one at a time.
-        records: Records of the parties not named, then of each named party, the most harmful first. Empty unless
-            asked for.
+        records: Records of the parties not named, then of each named party, the most harmful first. Empty without
+            `records=True`.
         warnings: Reasons for caution, one sentence each.
         costs: Messages and computations of each party, on average.
-        pooled_bytes: Bytes of all rows sent once to a server.
+        pooled_bytes: Bytes of sending all rows once to a server, for comparison.
         status: The worst status of all trainings.
         network: The network of the messages.
         about: The settings of the audit: folds, level, l2, effects, loss.
@@ -173,7 +174,7 @@ class AuditResult(Pictured):
     small: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as data for JSON."""
+        """Return the whole result as data for JSON."""
         kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("network", "costs")}
         rows = {
             name: [asdict(row) for row in kept.pop(name)] for name in ("join", "without", "cells", "named", "records")
@@ -183,10 +184,10 @@ class AuditResult(Pictured):
         return shown.finite({"format": FORMAT, "version": __version__, **rows, "costs": costs, **kept})
 
     def to_json(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write everything as JSON.
+        """Write the whole result as JSON, and return the path.
 
         Args:
-            path: The file.
+            path: The file to write.
             overwrite: True replaces an existing file. False refuses it.
 
         Raises:
@@ -202,7 +203,7 @@ class AuditResult(Pictured):
         return file
 
     def page(self, path: str | Path, overwrite: bool = False, *, title: str = "Audit of a collaboration") -> Path:
-        """Write the audit as one HTML page, and the page's numbers as JSON beside it. Needs the extra `pages`.
+        """Write the audit as one HTML page, and the page's numbers as JSON beside it, which needs the extra `pages`.
 
         Args:
             path: The page, a name that ends in `.html`.
@@ -217,7 +218,7 @@ class AuditResult(Pictured):
         return report(self, path, overwrite, title=title, about=shown.summary(self))
 
     def panels(self) -> list[Panel]:
-        """Return a summary, four pictures, tables, and the limits of the numbers."""
+        """Return the panels of a page: status, warnings, pictures, tables, and the limits of the numbers."""
         return shown.panels_of(self)
 
     def __repr__(self) -> str:

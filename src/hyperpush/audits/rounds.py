@@ -1,4 +1,4 @@
-"""Rounds of an audit: plans run as programs on an engine, and each party's own models."""
+"""Run the rounds of an audit as programs on an engine, and train each party's own models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from hyperpush.tables.fit import RATES
 from hyperpush.tables.heads import LinearHead
 from hyperpush.verbs.costs import Costs
 
-AT_ONCE = 4e7  # limit of the scaled records of all runs of one program, in numbers
+AT_ONCE = 4e7  # largest count of numbers in the scaled records of all runs of one program
 PACKED = 128  # number of params up to which whole Hessians are sent
 SOLVER = TreeNewton(tolerance=1e-8, packed=PACKED)
 FIXED = 0.01  # default L2 rate of tests on leavers: tuned rates find less
@@ -32,14 +32,15 @@ FIXED = 0.01  # default L2 rate of tests on leavers: tuned rates find less
 
 @dataclass
 class Found:
-    """Losses and sums of finished runs.
+    """Results of the finished runs of an audit.
 
     Attributes:
-        runs: The runs, each once.
+        runs: The finished runs, each once.
         loss: Losses of held-out records, [runs, parties, records]; 0 elsewhere.
         score: First linear scores of held-out records.
         right: 1 where the most likely class is right.
-        sums: Sums over the other parties, [runs, 5].
+        sums: Sums of losses over the other parties, [runs, 5]; see `Auditor.sums`.
+        places: The number of each run, by its first four fields.
     """
 
     runs: list[PlannedRun] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Found:
     places: dict[tuple[int, int, float, int], int] = field(default_factory=dict)
 
     def add(self, runs: Sequence[PlannedRun], losses: FoldLosses, sums: np.ndarray | None, skip: int) -> None:
-        """Add a program's runs except the first `skip`, which are known already."""
+        """Add the runs of a program and their results, except the first `skip` runs, which are known already."""
         start = len(self.runs)
         fresh = runs[skip:]
         self.runs += fresh
@@ -64,24 +65,24 @@ class Found:
             self.sums = new if self.sums is None else np.concatenate([self.sums, new])
 
     def at(self, fold: int, leaver: int, rate: float) -> int:
-        """Return the number of a run that holds out a fold."""
+        """Return the number of the run with this held-out fold, leaving party and L2 rate, without an inner fold."""
         return self.places[fold, leaver, rate, ALL]
 
     def best(self, folds: int, leaver: int, l2: float | None, party: int | None = None) -> list[int]:
-        """Return per fold the run at the given rate, or at the best rate by inner folds.
+        """Return, for each fold, the number of the run at the given L2 rate, or at the best rate by inner folds.
 
         Args:
-            folds: Outer folds.
+            folds: Number of outer folds.
             leaver: The party that leaves; −1 for none.
-            l2: The rate; None: choose.
-            party: Choose by the losses of this party alone; None: of all in training.
+            l2: The L2 rate; None chooses the rate with the least loss on inner folds.
+            party: The party whose losses alone decide the choice; None uses the losses of all parties in training.
         """
         if l2 is not None:
             return [self.at(fold, leaver, l2) for fold in range(folds)]
         return [self.at(fold, leaver, self._best_rate(fold, leaver, party)) for fold in range(folds)]
 
     def _best_rate(self, fold: int, leaver: int, party: int | None) -> float:
-        """Return the rate with the least loss on inner folds, which all rates share."""
+        """Return the rate with the least loss on the inner folds, which are the same for all rates."""
 
         def loss(rate: float) -> float:
             places = [place for key, place in self.places.items() if key[:3] == (fold, leaver, rate) and key[3] != ALL]
@@ -93,11 +94,11 @@ class Found:
 
 @dataclass
 class AuditRounds:
-    """Arguments that all rounds share, and their costs so far."""
+    """Arguments that all rounds of an audit share, and the costs and statuses of the rounds so far."""
 
     head: LinearHead
     records: Records
-    parties: tuple[int, ...]  # who is large enough to count
+    parties: tuple[int, ...]  # parties with enough records to take part
     network: Network
     key: Any
     engine: Engine
@@ -115,11 +116,11 @@ class AuditRounds:
 
     @property
     def fixed(self) -> float:
-        """L2 rate of the tests on leavers."""
+        """L2 rate of the models that test the effects of leaving parties."""
         return FIXED if self.l2 is None else self.l2
 
     def first(self, counts: np.ndarray) -> Found:
-        """Run all parties, all but one, and the choice of L2."""
+        """Run the first round: models of all parties, models without each party, and models that choose the L2 rate."""
         together, leavers = compare_runs(self.folds, self.parties, self.fixed)
         rates = [] if self.l2 is not None else rate_runs(self.folds, [NOBODY, *self.parties], self.fixed)
         found = Found()
@@ -132,7 +133,7 @@ class AuditRounds:
         return found
 
     def again(self, counts: np.ndarray) -> Found:
-        """Repeat the comparison without the named parties."""
+        """Repeat the tests of leaving parties, with the parties whose `counts` are 1."""
         found = Found()
         self._run(found, *compare_runs(self.folds, self.parties, self.fixed), counts, solved=not self.newton)
         return found
@@ -140,7 +141,7 @@ class AuditRounds:
     def _run(
         self, found: Found, together: list[PlannedRun], others: list[PlannedRun], counts: np.ndarray, solved: bool
     ) -> None:
-        """Run all of them in as few programs of one shape as memory allows, with the runs of all parties in front."""
+        """Run all runs in as few programs of one shape as memory allows, each with the runs `together` first."""
         most = max(int(AT_ONCE / self.records.values.size) - len(together), 1)
         pieces = max(-(-len(others) // most), 1)
         self.watch.expect(pieces)
@@ -158,7 +159,7 @@ class AuditRounds:
 
     @property
     def steps(self) -> int:
-        """Number of Newton steps: one, or three if conjugate gradients solve them only roughly."""
+        """Number of Newton steps: one, or three if conjugate gradients solve each step only roughly."""
         return 1 if self.head.size <= PACKED else 3
 
     def execute(self, recipe: Any, plan: Plan) -> Any:
@@ -171,7 +172,7 @@ class AuditRounds:
         return run.states
 
     def alone(self) -> Found:
-        """Train each party's own models on its own scaled records: one program of one party, over all parties."""
+        """Train each party's own models on its own scaled records, by one compiled program for all parties."""
         runs, _ = compare_runs(self.folds, (), self.fixed)
         runs += [] if self.l2 is not None else rate_runs(self.folds, [NOBODY], self.fixed)
         recipe = Round(self.head, len(runs), SOLVER).recipe()

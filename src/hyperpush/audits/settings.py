@@ -1,4 +1,4 @@
-"""The file of an audit: its tables, its settings and its network as TOML."""
+"""Read and write the TOML file of an audit, which holds its tables, its settings and its network."""
 
 import inspect
 import tomllib
@@ -25,10 +25,10 @@ KINDS = ("number", "category")
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of an audit.
+    """Arguments of an audit, as its TOML file gives them.
 
     Attributes:
-        tables: Arguments of `hp.tables.read`; `files` is its first, `columns` gives the kind of each column.
+        tables: Arguments of `hp.tables.read`: `files` is its first argument, `columns` gives the kind of each column.
         audit: Arguments of `hp.audit`.
         network: The name of a network and its options; empty for the default.
     """
@@ -38,7 +38,7 @@ class Settings:
     network: Mapping[str, Any]
 
     def read(self) -> Tables:
-        """Return the tables; refuse columns that are not listed."""
+        """Read the tables; raise `InvalidInput` if columns are listed and differ from those in the files."""
         given = dict(self.tables)
         files, columns = given.pop("files", None), given.pop("columns", None) or {}
         if files is None or "label" not in given:
@@ -60,7 +60,7 @@ class Settings:
         return found
 
     def run(self, hooks: Sequence[Hook] = ()) -> AuditResult:
-        """Run the audit."""
+        """Read the tables and run the audit with these settings."""
         tables = self.read()
         options = dict(self.network)
         made = network(options.pop("name"), len(tables.names), **options) if options else None
@@ -93,7 +93,7 @@ def describe(tables: Tables, given: Mapping[str, Any]) -> str:
 
     Args:
         tables: The tables that were read.
-        given: Their files, label and party column.
+        given: The arguments `files`, `label` and `party` by which they were read.
     """
     columns = {column.name: "category" if column.values else "number" for column in tables.schema.columns}
     kept = {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""An audit in words, tables and pictures."""
+"""Show an audit in sentences, tables and pictures."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,12 @@ from hyperpush.verbs.panels import Panel
 if TYPE_CHECKING:
     from hyperpush.audits.result import AuditResult
 
-WORST = 10  # number of records of each party on a page
+WORST = 10  # most records of each party that a page lists
 RANKED = ("party", "gain", "low", "high", "p", "verdict")
 
 
 def summary(found: "AuditResult") -> list[str]:
-    """Return the answer in a few sentences."""
+    """Return the conclusions and costs of an audit in a few sentences."""
     names = {verdict: [row.party for row in found.join if row.verdict == verdict] for verdict in ("helps", "hurts")}
     said = [f"Joining helps {_list(names['helps'])}; hurts {_list(names['hurts'])}; the rest: cannot say."]
     if found.named:
@@ -39,7 +39,7 @@ def summary(found: "AuditResult") -> list[str]:
 
 
 def panels_of(found: "AuditResult") -> list[Panel]:
-    """Return all panels of a page, from the answer to the limits."""
+    """Return all panels of an audit's page."""
     shown = [result_panels.status_panel(found.status)]
     if found.warnings:
         shown.append(panels.text("Warnings", *found.warnings, tone="bad"))
@@ -108,8 +108,8 @@ def _cells(found: "AuditResult") -> Panel:
         values[row, column] = cell.gain
         marks[row][column] = {"helps": "+", "hurts": "−", "cannot say": ""}[cell.verdict]
     note = "Loss without − with. + and − mark what the corrected test claims."
-    labels = {"row_label": "leaves", "column_label": "feels it"}
-    return panels.heat("Who leaves × who feels it", names, names, values, marks=marks, note=note, **labels)
+    labels = {"row_label": "leaves", "column_label": "is affected"}
+    return panels.heat("Who leaves × who is affected", names, names, values, marks=marks, note=note, **labels)
 
 
 def _shares(found: "AuditResult") -> Panel:
@@ -140,19 +140,19 @@ def _limits(found: "AuditResult") -> list[str]:
     return [
         "Cannot say is the usual answer on small tables: it means neither harmless nor useless.",
         f"Claims are corrected for many comparisons (Benjamini and Yekutieli, level {found.about['level']:g}), "
-        "separately for joins, leavers and cells.",
-        "Intervals hold the trained models fixed; folds share training data, so that intervals are somewhat narrow.",
+        "separately for gains by joining, effects on all others, and effects on single parties.",
+        "Intervals treat the trained models as fixed, and folds share training data. So intervals are somewhat narrow.",
         f"Models without a party are {_steps(found)}. The leaver's own loss is never counted.",
         seen,
-        "A party with 5 to 7 % of the records cannot be seen this way even if all its labels are wrong. Random wrong "
-        "labels of 30 to 40 % in one party hardly hurt the others, and are not found either.",
+        "A party with 5 to 7 % of the records is not detected this way, even if all its labels are wrong. If 30 to "
+        "40 % of one party's labels are wrong at random, they hardly hurt the others, and are not found either.",
         f"Effects use the L2 rate {found.about['fixed_l2']:g}. "
         + ("Joining uses rates chosen by inner folds." if found.about["l2"] is None else "So does joining."),
     ]
 
 
 def _steps(found: "AuditResult") -> str:
-    """Return how models without a party are trained."""
+    """Return a phrase that says how models without a party are trained."""
     count = found.about["newton_steps"]
     if not count:
         return "trained to the solution"
@@ -166,7 +166,8 @@ def _learned() -> list[str]:
         "In a run among real parties, all learn numbers of records, and sums, counts and squares of each column.",
         "They also learn the sums of costs, gradients and Hessians by which models are trained, and the models.",
         "For each leaver they learn sums over the others of losses, of loss differences and of their squares.",
-        "Everything else stays with the party that feels it: its own rows, losses, cells and records.",
+        "Everything else stays with the party that it concerns: its rows and losses, the effects of each other party "
+        "on it, and the scores of its records.",
         "Vectors are not protected: a party that forwards sums in the tree sees its children's.",
     ]
 

@@ -1,4 +1,4 @@
-"""Each party's records, padded to one shape, and the folds that assign them to runs."""
+"""Pad each party's records to one shape, and assign them to folds, which decide the runs that train on them."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ from hyperpush.tables.read import Tables
 from hyperpush.tables.split import deal
 
 INNER = 3  # number of folds within a training part, for choosing L2
-ALL = -1  # a fold without records: with it, training holds out nothing
+ALL = -1  # number of a fold without records: a training that holds it out uses all records
 
 
 class Records(eqx.Module):
-    """One party's records, which stay with it.
+    """One party's records, which are never sent.
 
     Args:
         values: Features, 0 where a value is missing.
-        present: 1 where a value is present.
-        labels: Numbers of classes, or numbers.
+        present: 1 where a value is present, else 0.
+        labels: The number of each record's class, or the numeric label.
         fold: The fold of each record; below −1 for padding.
-        inner: Its inner fold.
+        inner: The inner fold of each record; below −1 for padding.
     """
 
     values: Float[Array, "*n m width"]
@@ -36,7 +36,7 @@ PADDING = -2
 
 
 def split_records(tables: Tables, folds: int, generator: np.random.Generator) -> Records:
-    """Return all parties' records, [parties, records], dealt into folds with equal shares of each class."""
+    """Return all parties' records, [parties, records], assigned to folds with equal shares of each class."""
     most = max(tables.counts)
     outer = [deal(labels, [1 / folds] * folds, generator) for labels in tables.labels]
     inner = [_deal_within(labels, fold, generator) for labels, fold in zip(tables.labels, outer, strict=True)]
@@ -52,7 +52,7 @@ def split_records(tables: Tables, folds: int, generator: np.random.Generator) ->
 
 
 def _deal_within(labels: np.ndarray, fold: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return inner folds, dealt inside each fold, so that they are of equal size in any union of folds."""
+    """Assign the records of each fold to inner folds, so that inner folds have equal sizes in any union of folds."""
     found = np.zeros(len(labels), int)
     for number in np.unique(fold):
         own = np.nonzero(fold == number)[0]

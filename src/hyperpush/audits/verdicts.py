@@ -8,13 +8,13 @@ from jaxtyping import Bool, Float
 from scipy import stats
 
 Verdict = Literal["helps", "hurts", "cannot say"]
-ROUNDING = 1e-9  # share of the mean loss: smaller differences may come from the solvers
+ROUNDING = 1e-9  # differences below this share of the mean loss may come from the solvers
 POWER = 0.8  # probability of detecting the smallest visible harm
 
 
 @dataclass(frozen=True)
 class Tests:
-    """Tests of one family, in the given order.
+    """Results of tests that are corrected together for many comparisons, in the given order.
 
     Attributes:
         gain: Mean loss differences; positive helps.
@@ -33,21 +33,21 @@ class Tests:
     verdicts: tuple[Verdict, ...]
 
     def row(self, place: int) -> dict[str, Any]:
-        """Return one test as the fields of a row."""
+        """Return the result of one test, as fields for a row of the audit's result."""
         numbers = {name: float(getattr(self, name)[place]) for name in ("gain", "low", "high", "p")}
         return {**numbers, "verdict": self.verdicts[place]}
 
 
 def judge(sums: Float[np.ndarray, "tests 3"], level: float, unit: float = 0.0) -> Tests:
-    """Judge one family of tests, which share the correction.
+    """Test loss differences, and correct all tests together for many comparisons.
 
-    Intervals are at 1 − level·max(R, 1)/(m·Σ1/k) for R rejections among m tests, so that they exclude 0 exactly for
-    verdicts other than *cannot say*.
+    For R rejections among m tests, intervals have confidence 1 − level·max(R, 1)/(m·Σ_{k ≤ m} 1/k). So they exclude 0
+    exactly for verdicts other than *cannot say*.
 
     Args:
         sums: For each test the sum of the differences, the sum of their squares, and their number, at least 2.
         level: The share of false claims to accept among all claims.
-        unit: The size of the losses: differences that are rounding beside it count as 0.
+        unit: The typical size of the losses. Differences as small as its rounding errors count as 0.
     """
     total, squares, records = np.asarray(sums, np.float64).T
     gain, freedom = total / records, records - 1
@@ -72,7 +72,10 @@ def _words(gain: np.ndarray, claims: Bool[np.ndarray, " tests"]) -> tuple[Verdic
 
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return the share of pairs of a positive and a negative record in the right order; None without such pairs."""
+    """Return the area under the ROC curve: the share of pairs (positive, negative record) in the right order.
+
+    It is None without such pairs.
+    """
     positive = labels == 1
     pairs = int(positive.sum()) * int((~positive).sum())
     if not pairs:

@@ -1,4 +1,4 @@
-"""The progress of an audit, told to hooks after each of its programs."""
+"""Report the progress of an audit to hooks after each of its programs."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ LOOP = "audit"  # name of the loop that hooks see
 
 @dataclass
 class AuditWatch:
-    """Programs done and expected. More are expected when a party is named."""
+    """Counts of finished and expected programs, which are reported to hooks; each named party adds programs."""
 
     hooks: tuple[Hook, ...]
     done: int = 0
     total: int = 0
 
     def expect(self, programs: int) -> None:
-        """Add programs to come."""
+        """Add this number of programs to the expected ones."""
         self.total += programs
         if programs:
             self._advance()
 
     def tell(self, costs: Costs) -> None:
-        """Count a program, and tell the costs of all so far: rounds, and the bytes that a party sends."""
+        """Count a finished program, and report the costs of all programs so far: rounds, and bytes sent per party."""
         self.done += 1
         for hook in self.hooks:
             hook.row(LOOP, self.done, {"rounds": np.asarray(costs.rounds), "bytes": np.asarray(costs.bytes)})
@@ -36,6 +36,6 @@ class AuditWatch:
             hook.advance(LOOP, self.done, max(self.total, self.done))
 
     def finish(self) -> None:
-        """End all hooks."""
+        """Tell all hooks that the audit has ended."""
         for hook in self.hooks:
             hook.finish()

@@ -1,7 +1,7 @@
-"""Options described by their annotations: one reader for Python arguments, TOML, `-s` and `show`. Imports no JAX.
+"""Read and check options by their annotations, in one way for Python arguments, TOML files, `-s` and `show`.
 
-An annotation holds the type and the range, and the assignment the default. The help is in `option` or under `Args:` of
-the docstring.
+The annotation of an option holds its type and range, and the assignment its default. The help text is in `option` or
+under `Args:` of the docstring. This module does not import JAX.
 """
 
 import dataclasses
@@ -21,23 +21,24 @@ from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.imports import load_function
 from hyperpush.base.limits import Range
 
-NONE = "none"  # TOML lacks null
-HELP = "help"  # key of a field's metadata
-Tables = Callable[[tuple[Any, ...], Mapping[str, Any], str], Any]  # reads a nested table; gets the types allowed
+NONE = "none"  # stands for None in TOML, which lacks null
+HELP = "help"  # key of the help text in a field's metadata
+# Function that makes an object from a nested table: its arguments are the allowed types, the table, and the dotted key.
+Tables = Callable[[tuple[Any, ...], Mapping[str, Any], str], Any]
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a class or function."""
+    """An option of a class or function: its name, annotation, default and help text."""
 
     name: str
     annotation: Any
-    default: Any  # `inspect.Parameter.empty`: none
-    help: tuple[str, ...]  # lines
+    default: Any  # `inspect.Parameter.empty` if the option has no default
+    help: tuple[str, ...]  # lines of text
 
     @property
     def notes(self) -> list[str]:
-        """The range and the choices, in words."""
+        """Descriptions of the allowed choices and ranges."""
         kind, found = split(self.annotation)
         members = [(kind, found), *map(split, members_of(kind))] if len(members_of(kind)) > 1 else [(kind, found)]
         ranges = [each.words for _, checks in members for each in checks if isinstance(each, Range)]
@@ -47,13 +48,13 @@ class Option:
 
 @dataclass(frozen=True)
 class Before:
-    """A conversion, in an annotation, of a value from a file."""
+    """Metadata of an annotation: a function that converts a value read from a file before it is checked."""
 
     convert: Callable[[Any], Any]
 
 
 class Split(NamedTuple):
-    """An annotation without its metadata, and the metadata."""
+    """An annotation split into the type (`kind`) and the metadata of `Annotated`."""
 
     kind: Any
     metadata: tuple[Any, ...]
@@ -61,7 +62,7 @@ class Split(NamedTuple):
 
 @cache
 def split(annotation: Any) -> Split:
-    """Take the metadata off an annotation."""
+    """Split an annotation into its type and its metadata, which is empty unless the annotation is `Annotated[…]`."""
     if get_origin(annotation) is Annotated:
         kind, *metadata = get_args(annotation)
         return Split(kind, tuple(metadata))
@@ -70,7 +71,7 @@ def split(annotation: Any) -> Split:
 
 @cache
 def members_of(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or a tuple of any other type alone."""
+    """Return the members of a union type; for any other type, a tuple that contains only this type."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
@@ -107,7 +108,7 @@ def _hints(make: Any) -> dict[str, Any]:
 
 
 def documented_options(text: str) -> dict[str, list[str]]:
-    """Return the lines of each option under `Args:` of a docstring."""
+    """Return the lines of help for each option, by name, from the section `Args:` of a docstring."""
     found: dict[str, list[str]] = {}
     inside, name = False, ""
     for line in text.splitlines():
@@ -124,7 +125,10 @@ def documented_options(text: str) -> dict[str, list[str]]:
 
 
 def construct(make: Callable[..., Any], values: Mapping[str, Any], field: str, tables: Tables) -> Any:
-    """Make an object from a table of a file; errors name the dotted key, and `tables` reads nested tables."""
+    """Make an object from a table of a file: `make` is called with the table's options.
+
+    Errors name the option by its dotted key in the table `field`. `tables` makes objects from nested tables.
+    """
     check_names(make, values, field)
     options = options_of(make)
     read = {
@@ -141,7 +145,10 @@ def construct(make: Callable[..., Any], values: Mapping[str, Any], field: str, t
 
 
 def check_names(make: Callable[..., Any], values: Mapping[str, Any], field: str) -> None:
-    """Refuse unknown options, suggesting the nearest name, and missing options without a default."""
+    """Raise InvalidInput for unknown options, with the nearest known name.
+
+    In a nested table (`field` is not empty), missing options without a default also raise InvalidInput.
+    """
     if field:
         check_arguments(field, inspect.signature(make), (), values)
         return
@@ -156,7 +163,10 @@ def dotted(field: str, name: str) -> str:
 
 
 def read_option(annotation: Any, given: Any, field: str, tables: Tables) -> Any:
-    """Convert a value of a file for its option: lists become tuples, tables objects, `"none"` None."""
+    """Convert a value from a file to the type of its option.
+
+    Lists become tuples, tables become objects, and the text `"none"` becomes None.
+    """
     kind, metadata = split(annotation)
     members = [split(each) for each in members_of(kind)]
     for each in (*metadata, *(extra for member in members for extra in member.metadata)):
@@ -183,23 +193,23 @@ def _read_text(allowed: tuple[Any, ...], given: str, field: str) -> Any:
 
 def _read_list(members: tuple[Any, ...], given: list[Any] | tuple[Any, ...], field: str, tables: Tables) -> Any:
     if type(given) is not list and type(given) is not tuple:
-        return given  # a named tuple
+        return given  # a named tuple stays as it is
     kind = next((split(each).kind for each in members if get_origin(split(each).kind) is tuple), tuple[Any, ...])
     parts = list(_parts(kind, given)) if len(_elements(kind, given)) == len(given) else [(Any, each) for each in given]
     return tuple(read_option(part, each, f"{field}[{number}]", tables) for number, (part, each) in enumerate(parts))
 
 
 def is_callable(hint: Any) -> bool:
-    """Report if an annotation asks for a function."""
+    """Return True if an annotation asks for a function."""
     return get_origin(hint) is get_origin(Callable[..., Any])
 
 
 def check_option(label: str, annotation: Any, given: Any) -> None:
-    """Raise InvalidInput, which names the allowed values, unless a value has an annotation's type and range."""
+    """Raise InvalidInput with the allowed values unless a value has the type and range of an annotation."""
     kind, checks = split(annotation)
     members = [split(each) for each in members_of(kind)]
     fitting = next((each for each in members if _fits(each.kind, given)), None)
-    if fitting is None:  # perhaps a list of the right length with a wrong element
+    if fitting is None:  # `given` may be a list of the right length with an element of a wrong type
         fitting = next((each for each in members if _is_list_for(each.kind, given)), None)
     if fitting is None:
         raise _refusal(label, tuple(each.kind for each in members), given)
@@ -225,7 +235,7 @@ def _refusal(label: str, allowed: tuple[Any, ...], given: Any) -> InvalidInput:
 
 
 def _fits(annotation: Any, given: Any) -> bool:
-    """Report if a value is of a type; unknown annotations fit all values."""
+    """Return True if a value has the type of an annotation; annotations of an unknown kind fit all values."""
     kind = split(annotation).kind
     if len(members_of(kind)) > 1:
         return any(_fits(each, given) for each in members_of(kind))
@@ -247,20 +257,20 @@ def _fits(annotation: Any, given: Any) -> bool:
 
 
 def _is_list_for(kind: Any, given: Any) -> bool:
-    """Report if a value is a list or tuple with the length of a tuple's annotation."""
+    """Return True if the annotation is a tuple type and the value a list or tuple of this length."""
     if get_origin(kind) is not tuple or not isinstance(given, tuple | list):
         return False
     return len(_elements(kind, given)) == len(given)
 
 
 def _elements(kind: Any, given: Any) -> tuple[Any, ...]:
-    """Return the annotations of the elements of a tuple."""
+    """Return the annotations of the elements of the tuple `given`, whose annotation is `kind`."""
     parts = get_args(kind)
     return (parts[0],) * len(given) if len(parts) == 2 and parts[1] is Ellipsis else parts
 
 
 def _parts(kind: Any, given: Any) -> Iterator[tuple[Any, Any]]:
-    """Return the elements of a list, each with its annotation."""
+    """Return the elements of a list or tuple as pairs (annotation, element)."""
     return zip(_elements(kind, given), given, strict=True)
 
 
@@ -272,13 +282,13 @@ def _is_instance(given: Any, kind: type) -> bool:
 
 
 def _is_scalar_array(annotation: Any) -> bool:
-    # By attributes: this module must not import JAX, or the command line would wait for it.
+    # The test reads attributes, because importing JAX in this module would slow down the command line.
     kind = getattr(annotation, "array_type", None)
     return getattr(annotation, "dim_str", None) == "" and getattr(kind, "__module__", "").startswith("jax")
 
 
 def describe(annotation: Any) -> str:
-    """Return an annotation in words."""
+    """Return a description of an annotation in words, for error messages, such as `a whole number`."""
     kind = split(annotation).kind
     known = {None: "None", type(None): "None", int: "a whole number", bool: "true or false", str: "a text"}
     known |= {tuple: "a tuple", list: "a list", dict: "a table"}

@@ -1,4 +1,4 @@
-"""Small arrays made on the host: JAX would compile a program for each shape."""
+"""Make small arrays on the host, because JAX would compile a program for each shape."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-SMALL = 1 << 24  # largest size in bytes that is copied on the host first
-KEPT, MANY = 1 << 12, 256  # largest size in bytes of an array that is kept, and their number
+SMALL = 1 << 24  # `copies` up to this size in bytes are made on the host
+KEPT, MANY = 1 << 12, 256  # largest size in bytes of an array that is cached, and the largest number of such arrays
 
 
-_filled: dict[Any, Array] = {}  # of 0, 1 and −1: most starts
+_filled: dict[Any, Array] = {}  # cached arrays of 0, 1 and −1, which most initial states contain
 
 
 def filled(shape: int | tuple[int, ...], value: Any, dtype: Any = None) -> Array:
-    """Return an array of one value, of JAX's float type unless a type is given. Small ones are made once."""
+    """Return an array filled with one value; `dtype=None` takes JAX's float type. Small arrays are made only once."""
     kind = np.dtype(jnp.result_type(float) if dtype is None else dtype)
     key = (shape, value, kind, getattr(jax.config, "jax_default_device"))  # noqa: B009, JAX makes it when it runs
     found = _filled.get(key)

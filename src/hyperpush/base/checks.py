@@ -1,6 +1,6 @@
-"""Checks of options, each naming the field it refuses.
+"""Check the values of options; each check raises InvalidInput with the name of the field.
 
-Numbers that JAX holds (traced, abstract or concrete) pass: they were checked as Python numbers.
+Numbers that JAX holds (traced, abstract or concrete) pass, because they were checked earlier as Python numbers.
 """
 
 import importlib
@@ -17,22 +17,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 if TYPE_CHECKING:
 
     def no_type_check(function: F) -> F:
-        """Mark a function that checks its arguments: tests do not check them before it, type checkers still do."""
+        """Mark a function that checks its arguments itself.
+
+        The run-time type checks of the tests skip such functions; static type checkers still check their calls.
+        """
         return function
 else:
     from typing import no_type_check as no_type_check
 
 
 def is_number(given: object) -> TypeGuard[int | float | np.number]:
-    """True for a number whose value Python or NumPy knows."""
+    """Return True for a Python or NumPy number, but not for a boolean or an array with axes."""
     if isinstance(given, np.ndarray):
         return given.ndim == 0 and given.dtype.kind in "fiu"
     return isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
 
 
 def is_jax_number(given: object) -> bool:
-    """True for a number that JAX holds, or the shape of one."""
-    # By attributes: this module must not import JAX, or the command line would wait for it.
+    """Return True for a scalar JAX array, a traced scalar, or a `jax.ShapeDtypeStruct` of a scalar."""
+    # The test reads attributes, because importing JAX in this module would slow down the command line.
     jax_like = hasattr(given, "dtype") and not isinstance(given, np.ndarray | np.generic)
     return jax_like and getattr(given, "shape", None) == ()
 
@@ -46,7 +49,10 @@ def check_integer(
 def check_integer(
     field: str, given: object, minimum: int, maximum: int | None = None, *, optional: bool = False
 ) -> int | None:
-    """Return a whole number in a range, else raise InvalidInput; None passes if `optional`."""
+    """Return a whole number from `minimum` to `maximum` (None: no upper bound), else raise InvalidInput.
+
+    With `optional=True`, None is also allowed.
+    """
     if given is None and optional:
         return None
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
@@ -63,7 +69,10 @@ def check_probability(field: str, given: object) -> Any:
 
 
 def check_probability_range(field: str, given: object) -> tuple[float, float]:
-    """Return a pair low ≤ high of numbers in [0, 1], else raise InvalidInput; one number gives a pair of equal ones."""
+    """Return a pair low ≤ high of numbers in [0, 1], else raise InvalidInput.
+
+    A single number gives the pair of this number twice.
+    """
     if not isinstance(given, tuple | list):
         only = check_probability(field, given)
         return only, only
@@ -109,7 +118,7 @@ def require(module: str, extra: str) -> Any:
 def check_arguments(
     label: str, signature: inspect.Signature, args: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse options that are not in a signature, suggesting the nearest name, and missing options."""
+    """Raise InvalidInput for options that a signature lacks, with the nearest name, and for missing options."""
     options = options or {}
     for option in options:
         if option not in signature.parameters:
@@ -128,7 +137,10 @@ def check_arguments(
 
 
 def check_number(field: str, given: object, holds: Callable[[float], bool], allowed: str) -> Any:
-    """Return a number as a float if `holds` is true of it (false for NaN); numbers of JAX pass as they are."""
+    """Return a number as a float if `holds(number)` is True, else raise InvalidInput.
+
+    `holds` must return False for NaN. Numbers that JAX holds are returned unchanged.
+    """
     if is_jax_number(given):
         return given
     if is_number(given):

@@ -1,4 +1,4 @@
-"""Options of studies, TOML files and deployments, as frozen dataclasses. Imports no JAX."""
+"""Define options of studies, TOML files and deployments as frozen dataclasses. This module does not import JAX."""
 
 import copy
 import inspect
@@ -21,7 +21,7 @@ C = TypeVar("C", bound="Config")
 
 
 def option(default: Any = MISSING, help: str = "") -> Any:
-    """Return a field of a `Config`, from its default and a line on its effect."""
+    """Return a field of a `Config` with this default and a help text of one line. Without a default, it is required."""
     if isinstance(default, dict):
         return field(default_factory=lambda: copy.deepcopy(default), metadata={HELP: help})
     return field(default=default, metadata={HELP: help})
@@ -30,10 +30,10 @@ def option(default: Any = MISSING, help: str = "") -> Any:
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of options: refuses unknown names and values outside of their annotations; lists become tuples.
+    """Base class of options, which checks names, and values by their annotations; lists become tuples.
 
-    A subclass is a frozen dataclass without a decorator. It may have a `check` of options that depend on each other.
-    `given` holds the names that were passed.
+    A subclass becomes a frozen dataclass without a decorator. It may define `check` for options that depend on each
+    other. `given` holds the names of the options that were passed.
     """
 
     given: ClassVar[frozenset[str]]
@@ -42,7 +42,7 @@ class Config:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __new__(cls, **given: Any):
-        """Refuse unknown names, and note the given options."""
+        """Raise InvalidInput for unknown or missing options, and store the names of the given options in `given`."""
         check_arguments(cls.__name__, inspect.signature(cls), (), given)
         made = super().__new__(cls)
         object.__setattr__(made, "given", frozenset(given))
@@ -60,11 +60,11 @@ class Config:
         return _remake, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
 
     def check(self) -> None:
-        """Refuse options that do not fit each other; its InvalidInput names the field without the class."""
+        """Raise InvalidInput if options do not fit each other; the error names the field without the class."""
 
     @classmethod
     def usage(cls) -> str:
-        """Return a description of a table of these options, for errors."""
+        """Return a description of a table with these options, for error messages."""
         return f"a table with {', '.join(each.name for each in fields(cls))}"
 
 
@@ -73,7 +73,11 @@ def _remake(kind: type[C], options: dict[str, Any]) -> C:
 
 
 def read_tables(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) -> Any:
-    """Read a nested table: other options, or a mapping to them; a table of free options stays as it is."""
+    """Read a nested table of options.
+
+    The table becomes a `Config`, or a dict whose values are read one by one, according to the allowed types. Any other
+    table stays as it is.
+    """
     for each in allowed:
         if isinstance(each, type) and issubclass(each, Config):
             return read_config(each, given, field)
@@ -84,7 +88,7 @@ def read_tables(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) 
 
 
 def read_config(kind: type[C], values: Mapping[str, Any], field: str = "") -> C:
-    """Read options from a table of a file.
+    """Return the options of class `kind` that a table of a file describes.
 
     Raises:
         InvalidInput: The table is invalid; the message names the dotted key, the given value and the allowed ones.
@@ -93,7 +97,7 @@ def read_config(kind: type[C], values: Mapping[str, Any], field: str = "") -> C:
 
 
 def as_table(config: Config) -> dict[str, Any]:
-    """Return the table from which these options can be read again."""
+    """Return the options as a table, from which `read_config` can make them again."""
     found: dict[str, Any] = {}
     for name, each in options_of(type(config)).items():
         value = getattr(config, name)

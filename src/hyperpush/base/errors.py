@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each names the field, the given value and the allowed ones."""
+"""Define the errors that users see. Errors about input name the field, the given value and the allowed values."""
 
 import difflib
 import textwrap
@@ -9,7 +9,7 @@ from hyperpush.base.status import Status
 
 
 class HyperpushError(Exception):
-    """Base of all deliberate errors of hyperpush; the command line ends with its `exit_code`.
+    """Base class of all errors that hyperpush raises on purpose; the command line ends with the error's `exit_code`.
 
     Example:
         >>> import hyperpush as hp
@@ -21,29 +21,29 @@ class HyperpushError(Exception):
 
 
 class Absent(HyperpushError):
-    """A required party is missing, or this party came too late."""
+    """A required party is missing, or this party has started too late."""
 
     exit_code = 4
 
 
 class Refused(HyperpushError):
-    """A member sent a message that cannot be true, so the run cannot continue."""
+    """A member of the run sent a message with impossible content, so the run cannot continue."""
 
     exit_code = 5
 
 
 class InUse(HyperpushError):
-    """The folder is in use by another process."""
+    """Another process is using the folder."""
 
     exit_code = 6
 
 
 class Stopped(HyperpushError):
-    """A signal has ended the process, after its checkpoint.
+    """A signal has ended the process after a checkpoint was written.
 
     Args:
-        message: The stopped command, and the way to continue.
-        signal: The number of the signal.
+        message: Sentence that names the stopped command and says how to continue it.
+        signal: The number of the signal. The exit code is 128 plus this number.
     """
 
     def __init__(self, message: str, signal: int):
@@ -77,21 +77,21 @@ class InvalidInput(HyperpushError, ValueError):
         self.given = given
         self.allowed = allowed
         shown = repr(given)
-        if "\n" in shown:  # an array
+        if "\n" in shown:  # the text of an array has several lines
             shown = textwrap.shorten(shown, 100, placeholder=" …")
         super().__init__(f"{field}: got {shown}; allowed: {allowed}")
 
 
 class Diverged(HyperpushError, ArithmeticError):
-    """An iteration diverged: a number became NaN or infinite. Its `status` says so, like that of a result.
+    """An iteration diverged: a number became NaN or infinite. The error's `status` has the reason `"diverged"`.
 
     Args:
-        where: The method.
-        round: The round of the method.
+        where: Name of the method.
+        round: Communication round in which the number was found.
         advice: A sentence on what to try.
 
     Attributes:
-        history: Rows before the divergence, as `Solution.history`; None if the run recorded none.
+        history: Rows recorded before the divergence, like `Solution.history`; None if the run recorded none.
 
     Example:
         >>> import hyperpush as hp
@@ -110,12 +110,15 @@ class Diverged(HyperpushError, ArithmeticError):
         self.round = round
         self.advice = advice
         self.status = Status(converged=False, reason="diverged", failed=1)
-        self.rows: Any = None  # recorded by the engine before the divergence
+        self.rows: Any = None  # rows that the engine recorded before the divergence
         self.history: Any = None
         super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
 
     def named(self, method: str, advice: str | None = None) -> "Diverged":
-        """Return the same error of this method if it names only a loop, whose name is not capitalized."""
+        """Return the same error with the name of a method if it names only a loop, and with other advice if given.
+
+        Names of loops, unlike names of methods, begin with a small letter.
+        """
         where = self.where if self.where[:1].isupper() else method
         named = Diverged(where, self.round, self.advice if advice is None else advice)
         named.rows, named.history = self.rows, self.history
@@ -123,10 +126,10 @@ class Diverged(HyperpushError, ArithmeticError):
 
 
 class NotConverged(HyperpushError):
-    """A result that did not converge, raised by verbs with `throw=True`.
+    """A result did not converge; verbs raise this error with `throw=True`.
 
     Args:
-        result: The result; it is kept in the error.
+        result: The result, which the error keeps as `error.result`.
 
     Example:
         >>> import hyperpush as hp
@@ -144,7 +147,7 @@ class NotConverged(HyperpushError):
 
 
 def unknown(field: str, given: object, known: Iterable[str]) -> InvalidInput:
-    """Return the error for a name that does not exist, suggesting the nearest one."""
+    """Return the error for a name that does not exist; it lists the known names and suggests the nearest one."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.4) if isinstance(given, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""

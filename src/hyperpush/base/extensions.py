@@ -1,6 +1,6 @@
-"""Extensions that installed distributions add by entry points, imported on first use. No JAX.
+"""Find extensions that installed distributions add by entry points. This module does not import JAX.
 
-A name in a group stands for an object that some commands find:
+An extension is imported at its first use. A name in one of these groups stands for an object that some commands find:
 
 - `hyperpush.methods`: a class of methods or networks, found by specs, `hyperpush list --methods` and `show`.
 - `hyperpush.studies`: an `Experiment` of that name, found by `hyperpush run`, `list`, `show`, `resume` and `plan`.
@@ -33,8 +33,8 @@ def load_extension(point: EntryPoint, kind: type) -> Any:
     """Load the object of an entry point.
 
     Raises:
-        HyperpushError: Its module does not import, or the object is of another kind. The message names the
-            distribution.
+        HyperpushError: The module cannot be imported, or the object is not an instance of `kind`. The message names
+            the distribution.
     """
     whose = f"{point.name} of {distribution(point)} ({point.group}, {point.value})"
     try:
@@ -52,7 +52,7 @@ def distribution(point: EntryPoint) -> str:
 
 
 def extension_files() -> list[Path]:
-    """Return the Python files of all packages with entry points, without imports."""
+    """Return the Python files of all packages with entry points, without importing the packages."""
     roots = {point.value.partition(":")[0].partition(".")[0] for group in GROUPS for point in entry_points(group=group)}
     files: list[Path] = []
     for root in sorted(roots):
@@ -65,5 +65,5 @@ def extension_files() -> list[Path]:
 
 
 def has_papers() -> bool:
-    """True if the papers' package is installed."""
+    """Return True if the package `hyperpush-papers` is installed."""
     return any(point.dist and point.dist.name == "hyperpush-papers" for point in entry_points(group=STUDIES))

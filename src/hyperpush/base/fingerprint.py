@@ -1,4 +1,7 @@
-"""Digest of a function or object, the same in every process: its code, its numbers and the objects it refers to."""
+"""Compute a digest of a function or object from its code, its numbers and the objects that it refers to.
+
+The digest is the same in every process.
+"""
 
 import functools
 import hashlib
@@ -13,20 +16,20 @@ from typing import Any
 import jax
 import numpy as np
 
-LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "hyperpush")  # their functions are known by name
-DEEP = 40  # levels of nested objects in a digest
-LARGE, SAMPLE = 1 << 20, 4096  # least bytes of an array that a quick digest samples, and numbers per sample
+LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "hyperpush")  # functions of these are digested by name only
+DEEP = 40  # levels of nested objects that a digest covers
+LARGE, SAMPLE = 1 << 20, 4096  # a quick digest samples arrays of at least LARGE bytes, about SAMPLE numbers of each
 
 
 def fingerprint(given: object, quick: bool = False) -> str:
-    """Return a name and a digest: the same for the same code and the same numbers, in any process.
+    """Return the name of a function or object and a digest of its code and numbers, which is the same in any process.
 
-    Code includes the values it reads: globals, closures, defaults, and the attributes that it names.
+    The digest covers the values that the code reads: globals, closures, defaults, and the attributes that it names.
 
     Args:
         given: A function or an object.
-        quick: True samples each array of a megabyte or more and adds its address. Such a digest is valid only in this
-            process.
+        quick: True digests only a sample of each array of a megabyte or more, together with the address of the array.
+            Such a digest is valid only in this process. False digests all numbers.
     """
     look = _Look(quick)
     look.add(given, DEEP)
@@ -35,11 +38,12 @@ def fingerprint(given: object, quick: bool = False) -> str:
 
 
 class _Look:
-    """A digest in the making. A repeated object is named by its number at first sight."""
+    """Digest to which objects are added one by one. An object that occurs again is replaced by its number."""
 
     def __init__(self, quick: bool):
         self.digest, self.quick = hashlib.blake2b(digest_size=8), quick
-        self.seen: dict[int, tuple[int, object]] = {}  # keeps the objects alive, so that ids are not reused
+        # Number of each object by its id. Holding the objects keeps Python from reusing their ids.
+        self.seen: dict[int, tuple[int, object]] = {}
 
     def add(self, given: object, deep: int) -> None:
         if isinstance(given, bool | int | float | complex | str | bytes | None):
@@ -66,7 +70,7 @@ class _Look:
 
 
 def _parts(given: object) -> list[Any]:
-    """Return the parts of an object."""
+    """Return the parts of an object that determine its digest."""
     if isinstance(given, types.CodeType):
         return [given.co_code, given.co_names, given.co_freevars, list(given.co_consts)]
     if isinstance(given, types.ModuleType):
@@ -96,7 +100,7 @@ def _values(given: object) -> list[Any]:
         return sorted(given, key=repr)
     own = dict(sorted(getattr(given, "__dict__", {}).items()))
     slots = [name for each in type(given).__mro__ for name in _slots(each) if hasattr(given, name)]
-    wrapped = getattr(given, "__wrapped__", None)  # the function inside a compiled or cached one
+    wrapped = getattr(given, "__wrapped__", None)  # the function inside a compiled or cached function
     return [*_called(type(given)), own, [(name, getattr(given, name)) for name in slots], wrapped]
 
 
@@ -107,7 +111,7 @@ def _slots(cls: type) -> list[str]:
 
 
 def _called(cls: type) -> list[Any]:
-    """Return the code of `__call__`, and the attributes of the class that this code names."""
+    """Return the `__call__` of a class, and the attributes of the class that its code names."""
     call = next((vars(each)["__call__"] for each in cls.__mro__ if "__call__" in vars(each)), None)
     return [call, _attributes(cls, set(_names(call.__code__)))] if isinstance(call, types.FunctionType) else []
 
@@ -131,7 +135,10 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _attributes(given: object, names: set[str]) -> dict[str, Any]:
-    """Return these attributes of a module, a class, or an object's class; none for installed packages."""
+    """Return the attributes with these names of a module, a class, or an object's class.
+
+    The result is empty for installed packages.
+    """
     if isinstance(given, types.ModuleType):
         own = {} if _is_installed(given.__name__) else vars(given)
         return {name: own[name] for name in sorted(names & set(own))}
@@ -143,7 +150,7 @@ def _attributes(given: object, names: set[str]) -> dict[str, Any]:
 
 
 def _is_installed(module: str | None) -> bool:
-    """True for modules of Python, of the libraries and of installed packages, which do not change during a process."""
+    """Return True for modules of Python and of installed packages, which do not change while a process runs."""
     if _is_known(module):
         return True
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
@@ -160,6 +167,6 @@ def _closure(function: types.FunctionType) -> list[Any]:
     for cell in function.__closure__ or ():
         try:
             found.append(cell.cell_contents)
-        except ValueError:  # not filled yet: a function that refers to itself
+        except ValueError:  # the cell is still empty, as in a function that refers to itself
             found.append(None)
     return found

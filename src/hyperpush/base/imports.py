@@ -1,4 +1,4 @@
-"""Users' objects by name: `module:Class` and `module:function`, also from files beside a spec. Imports no JAX."""
+"""Import users' objects by name, as `module:Class` or `module:function`. This module does not import JAX."""
 
 import importlib
 import sys
@@ -11,17 +11,17 @@ from hyperpush.base.errors import InvalidInput, unknown
 
 
 def allow_imports_from(folder: Path) -> None:
-    """Allow imports of modules in a folder, such as that of a spec, and in the current directory."""
+    """Allow imports of modules in a folder, such as the folder of a spec, and in the current directory."""
     for each in (str(folder), str(Path.cwd())):
         if each not in sys.path:
             sys.path.insert(0, each)
 
 
 def import_object(field: str, name: Any, kind: str) -> tuple[ModuleType, Any]:
-    """Return the module of `module:Name`, and its attribute `Name` or None.
+    """Return the module that `module:Name` names, and its attribute `Name`, which is None if it does not exist.
 
     Raises:
-        InvalidInput: The name has another form, or the module does not import; the message has the reason.
+        InvalidInput: The name has another form, or the module cannot be imported; the message gives the reason.
     """
     if not isinstance(name, str) or ":" not in name:
         raise InvalidInput(field, name, f"module:{kind}")
@@ -36,7 +36,7 @@ def import_object(field: str, name: Any, kind: str) -> tuple[ModuleType, Any]:
 
 
 def load_function(field: str, name: Any) -> Callable[..., Any]:
-    """Return the function that `module:function` names."""
+    """Return the function that `module:function` names; raise InvalidInput if it does not exist."""
     module, found = import_object(field, name, "function")
     if callable(found):
         return found

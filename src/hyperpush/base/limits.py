@@ -1,4 +1,4 @@
-"""Ranges in annotations of options: words for `show`, and a check. Imports no JAX."""
+"""Define ranges of options for annotations: a text for `show`, and a check. This module does not import JAX."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hyperpush.base.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed values, in words and as a check that is called with the option's name and the value."""
+    """Range of an option: its allowed values in words, and a check, which gets the option's name and the value."""
 
     words: str
     check: Callable[[str, Any], Any]
@@ -19,7 +19,7 @@ class Range:
     def __call__(self, field: str, given: Any) -> None:
         self.check(field, given)
 
-    def __repr__(self) -> str:  # shown by `help`: Annotated[int, 1 or more]
+    def __repr__(self) -> str:  # so that `help` shows Annotated[int, 1 or more]
         return self.words
 
 
@@ -30,7 +30,10 @@ def whole(minimum: int, maximum: int | None = None) -> Range:
 
 
 def interval(low: float, high: float | None = None, *, outside: str = "") -> Range:
-    """Return the range of finite numbers from `low` to `high`; `outside` names the excluded ends: low, high, both."""
+    """Return the range of finite numbers from `low` to `high`; `high=None` sets no upper bound.
+
+    `outside` names the ends that are excluded: `"low"`, `"high"` or `"both"`; empty excludes none.
+    """
     above, below = outside in ("low", "both"), outside in ("high", "both")
     start = f"above {low:g}" if above else f"{low:g} or more" if high is None else f"from {low:g}"
     end = "" if high is None else f" and below {high:g}" if above and below else f" to {'below ' * below}{high:g}"

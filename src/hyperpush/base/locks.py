@@ -1,4 +1,4 @@
-"""One process at a time in a folder or a file."""
+"""Lock a folder, so that only one process at a time works in it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,21 +8,21 @@ from filelock import FileLock, Timeout
 
 from hyperpush.base.errors import HyperpushError, InUse
 
-GRACE = 0.5  # seconds to try: `is_held` takes the lock for less than a millisecond
+GRACE = 0.5  # seconds to try to get a lock, because `is_held` may hold it for less than a millisecond
 
 
 @contextmanager
 def alone(lock: Path, field: str, folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder in the block. The lock ends with the process in every case.
+    """Hold the lock of a folder in the block. The operating system releases the lock if the process is killed.
 
     Args:
         lock: The lock file.
-        field: Name of the folder in errors.
-        folder: The folder, as named in errors.
+        field: Name of the argument in error messages about the folder.
+        folder: The folder, as error messages show it.
 
     Raises:
         InUse: Another live process holds the lock.
-        HyperpushError: The file system has no locks.
+        HyperpushError: The file system does not support locks.
     """
     held = FileLock(lock, timeout=GRACE, poll_interval=0.01, mode=0o600)
     try:
@@ -43,7 +43,7 @@ def in_use(field: str, folder: Path) -> InUse:
 
 
 def is_held(lock: Path) -> bool:
-    """True if a live process holds a lock."""
+    """Return True if a live process holds the lock."""
     if not lock.exists():
         return False
     probe = FileLock(lock, blocking=False)

@@ -1,4 +1,4 @@
-"""Numbers of a method: Python floats in the method, traced where an engine compiles it."""
+"""Define the type of a method's numbers: Python floats, which become traced arrays in compiled code."""
 
 from typing import Any
 
@@ -10,5 +10,5 @@ Number = float | Float[Array, ""]
 
 
 def as_number(given: Any) -> Any:
-    """Convert a field that is a number to a float; traced numbers and other values stay as they are."""
+    """Convert a Python or NumPy number to a float; traced numbers and other values stay as they are."""
     return float(given) if is_number(given) else given

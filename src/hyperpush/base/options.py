@@ -1,4 +1,4 @@
-"""Frozen modules whose fields are options, checked against their annotations before construction."""
+"""Define frozen modules whose fields are options, which are checked against their annotations before construction."""
 
 import dataclasses
 import inspect
@@ -15,12 +15,13 @@ C = TypeVar("C", bound="Configured")
 
 
 class Configured(eqx.Module):
-    """A frozen module whose fields are options, checked against their annotations before construction."""
+    """Base class of frozen modules whose fields are options, checked against their annotations before construction."""
 
-    sample: ClassVar[str] = ""  # example of a concrete subclass, for errors
+    sample: ClassVar[str] = ""  # on an abstract class: example of a concrete subclass, for error messages
 
     def __new__(cls, *args: Any, **options: Any):
-        # Not in __check_init__: type checkers that wrap __init__ would raise first, with other messages.
+        # The check is not in __check_init__, because run-time type checkers that wrap __init__ would raise first, with
+        # other messages.
         check_arguments(cls.label(), _signature(cls), args, options)
         described = options_of(cls)
         for name, given in _signature(cls).bind_partial(*args, **options).arguments.items():
@@ -28,33 +29,33 @@ class Configured(eqx.Module):
         return super().__new__(cls)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For copies and pickles: `__new__` would require the options, so `_restore` sets the fields instead.
+        # Copying and pickling would call `__new__` without the required options, so `_restore` sets the fields instead.
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return _restore, (type(self), fields)
 
     @classmethod
     def label(cls) -> str:
-        """Return its name in errors: the part before the option's name."""
+        """Return the name of the class in error messages, where it stands before the name of an option."""
         return cls.__name__
 
     @classmethod
     def usage(cls) -> str:
-        """Return an example of a call, for errors: `HGP(steps=…, pushes=…, step_size=…)`."""
+        """Return an example of a call for error messages, such as `HGP(steps=…, pushes=…, step_size=…)`."""
         if cls.sample and inspect.isabstract(cls):
             return cls.sample
         needed = [each.name for each in dataclasses.fields(cls) if each.init and _has_no_default(each)]
         return f"{cls.__name__}({', '.join(f'{name}=…' for name in needed)})"
 
     def options(self) -> dict[str, Any]:
-        """Return its options by name."""
+        """Return the options of this object by name."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init}
 
     def option(self, name: str) -> Any:
-        """Return an option; None if the object does not have it."""
+        """Return the value of the option with this name; None if the object lacks this option."""
         return self.options().get(name)
 
     def with_options(self: C, **changes: Any) -> C:
-        """Return a copy with other options."""
+        """Return a copy of this object with the given options changed."""
         return dataclasses.replace(self, **changes)
 
 

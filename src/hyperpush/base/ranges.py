@@ -1,6 +1,7 @@
-"""Ranges of numbers that JAX may hold, for options of methods; `Configured` checks them at construction.
+"""Define annotations with ranges for the options of methods, whose numbers JAX may trace.
 
-A range is part of an annotation's metadata. Type checkers see the plain type.
+`Configured` checks the ranges at construction. A range is metadata of the annotation, so type checkers see only the
+plain type.
 """
 
 from functools import partial

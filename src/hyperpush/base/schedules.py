@@ -1,6 +1,7 @@
-"""Step sizes that change by step, as values: they can be compared, hashed and written to TOML.
+"""Define schedules of step sizes that can be compared, hashed and written to TOML.
 
-Their numbers can be traced. Optax's schedules branch on their numbers in Python, so this module has the formulas.
+The numbers of these schedules can be traced. Optax's schedules cannot be used, because they branch on their numbers in
+Python.
 """
 
 import abc
@@ -20,11 +21,11 @@ from hyperpush.base.numbers import Number, as_number
 from hyperpush.base.options import Configured
 from hyperpush.base.ranges import Count, NonNegative, Positive, Range
 
-StepSize = Number | Callable[[Any], Any]  # a number, or one for each step, counted from 0
+StepSize = Number | Callable[[Any], Any]  # a constant, or a function of the step, counted from 0
 
 
 class Schedule(Configured):
-    """A number for each step, counted from 0; made by `hp.schedule`."""
+    """Base class of schedules, functions that return a number for each step t = 0, 1, …; `hp.schedule` makes them."""
 
     sample: ClassVar[str] = 'hp.schedule("cosine", value=…, steps=…)'
     name: ClassVar[str]
@@ -35,11 +36,11 @@ class Schedule(Configured):
 
     @abc.abstractmethod
     def __call__(self, step: Any) -> Any:
-        """Return the number at a step: a Python, NumPy or JAX number, or an array of them."""
+        """Return the number at a step; `step` is a Python, NumPy or JAX number, or an array of steps."""
 
 
 class Milestones(Schedule):
-    """`value`, multiplied by `factor` at each of the steps `at`."""
+    """Schedule that starts at `value` and is multiplied by `factor` at each of the steps in `at`."""
 
     name: ClassVar[str] = "milestones"
 
@@ -59,7 +60,7 @@ class Milestones(Schedule):
 
 
 class ExponentialDecay(Schedule):
-    """`value`·`factor`^(t/`every`); with `staircase` the exponent is rounded down."""
+    """Exponential decay: `value`·`factor`^(t/`every`) at step t; with `staircase`, the exponent is rounded down."""
 
     name: ClassVar[str] = "exponential"
 
@@ -74,7 +75,7 @@ class ExponentialDecay(Schedule):
 
 
 class _Ramp(Schedule):
-    """From `value` to `final` in `steps` steps, then `final`."""
+    """Base class of schedules that go from `value` to `final` in `steps` steps and then stay at `final`."""
 
     value: NonNegative = eqx.field(converter=as_number)
     steps: Count = eqx.field(static=True)
@@ -85,11 +86,11 @@ class _Ramp(Schedule):
 
     @abc.abstractmethod
     def remains(self, part: Any) -> Any:
-        """Return the share of `value` − `final` that is left after a part of the steps: from 1 to 0."""
+        """Return the fraction of `value` − `final` that remains after the fraction `part` of the steps, from 1 to 0."""
 
 
 class LinearDecay(_Ramp):
-    """Straight from `value` to `final` in `steps` steps: a decay, or a warm-up if `final` is larger."""
+    """Linear change from `value` to `final` in `steps` steps: a decay, or a warm-up if `final` is larger."""
 
     name: ClassVar[str] = "linear"
 
@@ -98,7 +99,7 @@ class LinearDecay(_Ramp):
 
 
 class CosineDecay(_Ramp):
-    """From `value` to `final` in `steps` steps along half a wave, then `final` (Loshchilov and Hutter 2017)."""
+    """Change from `value` to `final` in `steps` steps along half a cosine wave (Loshchilov and Hutter 2017)."""
 
     name: ClassVar[str] = "cosine"
 
@@ -107,7 +108,10 @@ class CosineDecay(_Ramp):
 
 
 class Power(Schedule):
-    """`scale`/(t + 1)^`exponent`, for traced numbers, plain ones and NumPy arrays: for steps and for noise."""
+    """Power law: `scale`/(t + 1)^`exponent` at step t, for step sizes and for noise scales.
+
+    Steps may be traced numbers, Python numbers or NumPy arrays.
+    """
 
     name: ClassVar[str] = "power"
 
@@ -118,7 +122,7 @@ class Power(Schedule):
         return self.scale / (step + 1) ** self.exponent
 
     def times(self, factor: Number) -> "Power":
-        """Return the same schedule, `factor` times as large."""
+        """Return this schedule multiplied by `factor`, which is above 0."""
         return Power(self.scale * check_positive("factor", factor), self.exponent)
 
 
@@ -128,24 +132,24 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def schedule(name: str, *args: Any, **options: Any) -> Schedule:
-    """Make a schedule: a number for each step t = 0, 1, …, that can be compared and written to TOML.
+    """Make a schedule, which gives a number for each step t = 0, 1, … and can be compared and written to TOML.
 
     | name | options | number at step t |
     |---|---|---|
     | `"milestones"` | value, at, factor=0.1 | value·factor^k after the first k steps of `at` |
     | `"exponential"` | value, factor, every=1, staircase=False | value·factor^(t/every) |
-    | `"linear"` | value, steps, final=0 | straight from value to final |
-    | `"cosine"` | value, steps, final=0 | along half a wave from value to final |
+    | `"linear"` | value, steps, final=0 | from value to final in a straight line |
+    | `"cosine"` | value, steps, final=0 | from value to final along half a cosine wave |
     | `"power"` | scale, exponent=0 | scale/(t + 1)^exponent |
 
-    Options that take a schedule also take a number, for a constant, or any function of t. A function cannot be written
-    to TOML.
+    Options that take a schedule also take a number, which means a constant, or any function of t. A function cannot be
+    written to TOML.
 
     Args:
         name: A name in the table.
         args: The options in the order of the table.
-        options: The options by name. Numbers are traced: a new one does not compile anew. `at`, `steps` and `every`
-            are not traced.
+        options: The options by name. A new value of `at`, `steps`, `every` or `staircase` needs a new compilation; new
+            values of all other numbers do not, because they are traced.
 
     Raises:
         InvalidInput: The schedule or the option does not exist, or the option is out of range.
@@ -164,7 +168,7 @@ def schedule(name: str, *args: Any, **options: Any) -> Schedule:
 
 
 def check_step_size(field: str, given: object) -> None:
-    """Raise InvalidInput unless it is a schedule, a function of the step, or a finite number above 0."""
+    """Raise InvalidInput unless `given` is a schedule, a function of the step, or a finite number above 0."""
     if not callable(given):
         check_positive(field, given)
     elif not isinstance(given, Schedule):
@@ -174,7 +178,7 @@ def check_step_size(field: str, given: object) -> None:
 def _check_function(field: str, given: Callable[[Any], Any]) -> None:
     try:
         first = given(0)
-        if isinstance(first, Tracer):  # a number of an enclosing jit or vmap, without a value yet
+        if isinstance(first, Tracer):  # a number that an enclosing jit or vmap traces has no value yet
             return
         first = np.asarray(first, float)
     except Exception as error:  # a user's function may raise anything
@@ -191,7 +195,7 @@ def step_size_at(step_size: StepSize, step: Any) -> Any:
 
 def first_number(step_size: StepSize) -> float | None:
     """Return the step size at step 0, the largest of a falling schedule; None if it is traced and thus unknown."""
-    with jax.ensure_compile_time_eval():  # a method may be made while something else is traced
+    with jax.ensure_compile_time_eval():  # a method may be made inside a function that JAX is tracing
         number = step_size_at(step_size, 0)
         try:
             return float(number)

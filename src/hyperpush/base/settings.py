@@ -1,4 +1,4 @@
-"""Settings from the environment: the folder of the index and of compiled code."""
+"""Read settings from the environment: the cache folder for the index and for compiled code."""
 
 import os
 from functools import cache
@@ -8,16 +8,17 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled code: `HYPERPUSH_CACHE`, or the user's cache folder."""
+    """Return the folder for compiled code and the index: `HYPERPUSH_CACHE`, or a folder in the user's cache folder."""
     given = os.environ.get("HYPERPUSH_CACHE")
     return Path(given) if given else platformdirs.user_cache_path("hyperpush") / "jax"
 
 
-@cache  # once a process
+@cache  # so that it runs once per process
 def keep_compiled_code() -> None:
-    """Keep compiled code of JAX for other processes, unless the user has set JAX's cache folder."""
-    import jax  # here: `hyperpush list` needs the folder and must not wait for JAX
+    """Keep JAX's compiled code on disk for other processes, unless the user has set JAX's cache folder."""
+    import jax  # not at the top: `hyperpush list` imports this module and must not wait for JAX
 
     if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009, JAX defines it at run time
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small ones add up
+        # Programs that compile quickly are kept, too, because there are many of them.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

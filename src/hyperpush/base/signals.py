@@ -1,9 +1,10 @@
-"""Signals that end a process after its checkpoint."""
+"""Define the signals after which a process writes a checkpoint and ends."""
 
 import signal
 from types import FrameType
 
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C; a scheduler; a terminal that was closed (not on Windows)
+# Sent by Ctrl-C, by a scheduler, and by a terminal that was closed (SIGHUP does not exist on Windows).
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -13,5 +14,5 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def in_collector(frame: FrameType | None) -> bool:
-    """True if a signal has interrupted JAX's callback of the garbage collector, in which errors are lost."""
+    """Return True if a signal has interrupted JAX's callback of the garbage collector, where Python drops errors."""
     return frame is not None and frame.f_code.co_name == "_xla_gc_callback"

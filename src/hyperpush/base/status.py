@@ -1,4 +1,4 @@
-"""Statuses: right, wrong or unknown, and why."""
+"""Describe whether a result converged, and why or why not."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,17 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-# Limits of the rule by which params count as solving the inner problem (guides/status.md).
-UNSOLVED = 0.1  # times the params: a longer Newton step says nothing about the solution
-CHANGED = 0.03  # relative change that a hypergradient may show if it is estimated again after the Newton step
-EXACT = 1e-6  # Newton step and disagreement, relative to the params: below, an estimate is not repeated
-NEAR = 2e-4  # the same limit for later outer steps, and for training to count as solved
-AROUND = 0.02  # the same: up to here training may be good enough, which a hypergradient will check
-STATIONARY = 1e-2  # times the hypergradient at the start: a smaller one at the end means a stationary point
+# Limits of the rule by which params count as solving the inner problem (guides/status.md). The distance of the params
+# is the length of a Newton step plus the disagreement of the clients, both relative to the size of the params.
+UNSOLVED = 0.1  # a Newton step longer than this share of the params' size tells nothing about the solution
+CHANGED = 0.03  # largest relative change of a hypergradient that is estimated again after the Newton step
+EXACT = 1e-6  # below this distance, an estimate is not repeated after a Newton step
+NEAR = 2e-4  # the same limit at later outer steps; training below this distance counts as solved
+AROUND = 0.02  # up to this distance, training may be good enough, which only a hypergradient can tell
+STATIONARY = 1e-2  # at a stationary point, the hypergradient is at most this share of that at the start
 
 
 class Reason(IntEnum):
-    """Reason for the end of a method, from best to worst: of several results the largest counts."""
+    """Reason why a method ended, ordered from best to worst. For several results, the largest reason counts."""
 
     TOLERANCE = 0
     FIXED_LENGTH = 1
@@ -52,35 +53,41 @@ EXPLAINED = {
 
 @dataclass(frozen=True)
 class Status:
-    """Trust in a result: right, wrong or unknown, and the reason.
+    """Reliability of a result: whether it converged, the reason, and the measured errors.
 
     Attributes:
-        converged: True or False; None for methods of fixed length, which do not measure it.
-        reason: Reason for the end: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
-            `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
-            inner problem), `"growing"`, `"refused"`, `"isolated"`, `"early-stopping"` or `"fixed-length"`.
-        residual: The length of a Newton step from the clients' mean params, in units of these params; the largest of
-            several. None if it is not known.
-        disagreement: The root mean square of the distances of the clients' params from their mean, in the same units.
-        moved: Relative change of the hypergradient by the Newton step. None if the params are so close to solved that
-            it was not measured, or if it is not known.
-        error: An estimate of the result's relative error, usually too large. None if there is none, such as at params
+        converged: True or False; None if it was not measured, as for methods with a fixed number of steps.
+        reason: Why the method ended, or why the result is not trusted. `"tolerance"`: the tolerance was met.
+            `"fixed-length"`: all of a fixed number of steps were taken. `"early-stopping"`: the metric stopped the run.
+            `"limit"`: the step limit was reached. `"stalled"`: steps bring no progress. `"inaccurate"`: rounding allows
+            no better. `"ill-posed"`: the Hessian is singular or indefinite. `"unsolved"`: the params do not solve the
+            inner problem. `"growing"`: numbers grow without bound. `"refused"` and `"isolated"`: see these fields.
+        residual: The length of a Newton step from the clients' mean params, relative to the size of these params. For
+            several results, the largest. None if it is not known.
+        disagreement: The root mean square of the distances of the clients' params from their mean, relative to the size
+            of the mean params. None if it is not known.
+        moved: Relative change of the hypergradient by the Newton step. None if the params are so close to the solution
+            that it was not measured, or if it is not known.
+        error: An estimate of the result's relative error, usually too large. None if it is not known, such as at params
             that do not solve the inner problem.
-        runs: Number of inner solves and estimates in this status.
-        failed: Largest number of failed runs at any client; 0 of several runs if only the final residual is too large.
-        chosen: The solver that `hp.AutomaticInner` took, the estimator that `hp.Automatic` took, and the reasons; empty
-            if there was nothing to choose.
-        singular: Answer to a singular Hessian: `"refuse"`, `"minimum-norm"` or `"damping"`; None without such a choice.
-        gradient: Size of the hypergradient at the end of `hp.solve` over that at the start, both at solved params. For
-            hypers that agree it is that of the mean, for personal ones the root mean square. None: not known.
-        stationary: True where `gradient` is at most 0.01, and False above. None where it is not known.
-        stationary_reason: Reason why `stationary` is None, or the other point of the papers (x_L or x_M) where an
-            algorithm ended that is not stationary. Empty where there is nothing to add.
-        hint: Likely cause in the data of a result that did not converge; empty where none was found.
-        refused: Peers that sent messages that cannot be true, with counts and reasons; empty if there are none. If not
-            empty, `converged` is never True.
-        isolated: Averages in which this party heard too little of the others, in words; empty if there are none. If not
-            empty, `converged` is never True.
+        runs: Number of inner solves and estimates that this status covers.
+        failed: Largest number of failed runs at any client. 0 if several runs succeeded and only the final residual is
+            too large.
+        chosen: The solver that `hp.AutomaticInner` chose, the estimator that `hp.Automatic` chose, and the reasons;
+            empty if there was nothing to choose.
+        singular: How the method treats a singular Hessian: `"refuse"`, `"minimum-norm"` or `"damping"`. None if the
+            method lacks this option.
+        gradient: Size of the hypergradient at the end of `hp.solve` divided by its size at the start, both at inner
+            solutions. For common hypers, this is the size of the mean hypergradient; for personal hypers, the root mean
+            square over clients. None if it is not known.
+        stationary: True if `gradient` is at most 0.01, False if it is larger, None if it is not known.
+        stationary_reason: Reason why `stationary` is None; or, if it is False, the other fixed point from the papers
+            (x_L or x_M, see `hyperpush.algorithms.base`) at which the algorithm ended. Empty if neither applies.
+        hint: Likely cause, in the data, of a result that did not converge; empty if none was found.
+        refused: Names of peers that sent messages with impossible content, with counts and reasons; empty if there are
+            none. If not empty, `converged` is never True.
+        isolated: Description of averages in which this party received too little from the others; empty if there are
+            none. If not empty, `converged` is never True.
 
     Example:
         >>> import hyperpush as hp
@@ -115,7 +122,7 @@ class Status:
         return [*said, f"It is {self._stationarity()}."] if self.stationary is False else said
 
     def _stationarity(self) -> str:
-        """Return the gradient at the end, in words; empty if it is not known."""
+        """Return a text that says whether the end is a stationary point; empty if it is not known."""
         if self.stationary is None:
             return ""
         ended = f", {self.stationary_reason}" if self.stationary_reason else ""
@@ -139,7 +146,7 @@ class Status:
         return f"! not converged ({', '.join(facts)})"
 
     def refusing(self, refused: Mapping[str, Mapping[str, int]]) -> "Status":
-        """Return the status of a result with refused messages, counted by member and reason."""
+        """Return this status with refused messages; `refused` counts them by member and reason."""
         if not refused:
             return self
         counts = {
@@ -150,21 +157,21 @@ class Status:
         return replace(self, converged=False, reason=reason, refused=told)
 
     def with_doubts_of(self, run: "Status") -> "Status":
-        """Return the status with refused messages and isolated averages of the run that led here."""
+        """Return this status with the refused messages and isolated averages of the run that led to its result."""
         if not (run.refused or run.isolated):
             return self
         reason = self.reason if self.converged is False else run.reason
         return replace(self, converged=False, reason=reason, refused=run.refused, isolated=run.isolated)
 
     def with_isolation(self, words: str) -> "Status":
-        """Return the status of a party with averages that say little about the others."""
+        """Return this status with a description (`words`) of averages that contain too little from other parties."""
         if not words:
             return self
         reason = self.reason if self.converged is False else "isolated"
         return replace(self, converged=False, reason=reason, isolated=words)
 
     def _distances(self) -> list[str]:
-        """Return the distance of the params from the inner solution, in words."""
+        """Return texts that describe the distance of the params from the inner solution."""
         if self.residual == math.inf:
             return ["the mean params are zero and should not be"]
         facts = []
@@ -182,7 +189,11 @@ class Status:
 
     @staticmethod
     def of_all(statuses: "Sequence[Status]") -> "Status":
-        """Return the status of several results: that of the first one that did not converge, with all numbers."""
+        """Return one status for several results.
+
+        It is the status of the first result that did not converge, else of the first with an unknown status. Its errors
+        are the largest of all results, and its numbers of runs and failures are totals.
+        """
         if len(statuses) == 1:
             return statuses[0]
         order = (False, None, True)
@@ -198,20 +209,21 @@ class Status:
         )
 
     def judged(self, by: "Status") -> "Status":
-        """Return the status of a result at params with status `by`: the worse of both, never better than its own."""
+        """Return the status of a result at params that have the status `by`: the worse of this status and `by`."""
         known = {name: _largest([self, by], name) for name in ("residual", "disagreement", "moved")}
         if self.converged is False or by.converged:
             return replace(self, **known)
         if by.converged is None:
             return replace(self, converged=None, reason=by.reason, **known)
-        # The error is that of the linear system, not of a derivative of the solution. With several estimates, the
-        # judged params are those after the last.
+        # `error` is dropped, because it measures the solution of the linear system at these params. It does not measure
+        # the distance from the derivative at an inner solution. With several estimates, `by` judges the params after
+        # the last one.
         failed = self.failed if self.runs > 1 else 1
         return replace(self, converged=False, reason=by.reason, error=None, failed=failed, **known)
 
 
 def _largest(statuses: "Sequence[Status]", name: str) -> float | None:
-    """Return the largest known value of a field, or None."""
+    """Return the largest known value of a field; None if no status knows it."""
     known: list[float] = [getattr(each, name) for each in statuses if getattr(each, name) is not None]
     return max(known, default=None)
 
@@ -220,7 +232,7 @@ _seen: ContextVar[list[Status] | None] = ContextVar("seen", default=None)
 
 
 def is_growing(result: Mapping[str, Any]) -> bool:
-    """True if the params or hypers of a result, as in `result.json`, grow without bound."""
+    """Return True if the status of a result, given as in `result.json`, says that numbers grow without bound."""
     status = result.get("status")
     return isinstance(status, Mapping) and status.get("reason") == "growing"
 
@@ -237,6 +249,6 @@ def gather_statuses() -> Iterator[list[Status]]:
 
 
 def note_status(status: Status) -> None:
-    """Add a status to the enclosing `gather_statuses`, if there is one."""
+    """Add a status to the list of the enclosing `gather_statuses` block, if there is one."""
     if (seen := _seen.get()) is not None:
         seen.append(status)

@@ -31,7 +31,7 @@ FORMS: dict[str, tuple[NetworkKind, str]] = {
 
 
 class _InfoByForm:
-    """Info of an algorithm's form; on the class, of the default form."""
+    """Descriptor of `BiGFed.info`, which depends on the algorithm's form; the class shows that of the default form."""
 
     def __get__(self, algorithm: "BiGFed | None", owner: type) -> MethodInfo:
         form = "products" if algorithm is None else algorithm.form
@@ -50,7 +50,7 @@ class _InfoByForm:
 
 
 class _OuterCost:
-    """F from one client's view: the cost of the graph, and the mean of the clients' own costs if there are any."""
+    """One client's parts of the outer cost F: the cost of the graph, and its own outer cost if it has one."""
 
     def __init__(self, problem: Problem):
         cost = problem.outer
@@ -63,7 +63,7 @@ class _OuterCost:
             self.own = replace(problem, outer=cost.own or (lambda *_: jnp.zeros(()))) if has_own else None
 
     def show(self, params: PyTree, hyper: PyTree) -> Float[Array, " d"]:
-        """Return p, the vector that a client shows of its model; one zero without a graph."""
+        """Return p, the vector that a client shows of its model; without a graph, a single zero."""
         cosine = self.cosine
         return jnp.zeros((1,)) if cosine is None else cosine.represent(self.problem.whole(params), hyper)
 
@@ -78,7 +78,7 @@ class _OuterCost:
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    origin: PyTree  # params at which blocks are taken
+    origin: PyTree  # params at which the blocks C_i and J_i are evaluated
     shown: Float[Array, " d"]  # p_i, then H_i, then the returned ∂F/∂H_i and ∂F/∂p_i
     part: PyTree  # the client's part of dF/dφ; None without personal hypers
     scale: Float[Array, ""]  # l_i of the message passing
@@ -89,31 +89,33 @@ class _State(eqx.Module):
 class BiGFed(TwoLevelDescent):
     """Bilevel optimization enhanced graph-aided federated learning: local models and a shared kernel.
 
-    Each client has its own params θ_i; the hyper φ is common. F is the task's outer cost: a `Cosine` of the shown
-    vectors, plus the mean of the clients' own outer costs if it has one; or only that mean. With the blocks C_i
-    (curvature of the inner cost g_i) and J_i = ∂²_φθ g_i of client i (Xing, Lu, Wu and Yu 2021, algorithm 1):
+    Each client has its own params θ_i; the hyper φ is common. Each client shows a vector p_i of its model. The task's
+    outer cost F is a `Cosine` of these vectors, or the mean of the clients' own outer costs, or the sum of both.
+
+    Client i has the blocks C_i, the curvature of its inner cost g_i, and J_i = ∂²_φθ g_i. Iteration k is (Xing, Lu, Wu
+    and Yu 2021, algorithm 1)
 
         θ_i⁺ = θ_i − β_k ∂_θ g_i(φ, θ_i)
         φ⁺ = φ − α_k Σ_i (∂_φF − J_i (C_i + εI)⁻¹ ∂_{θ_i}F)(φ, θ⁺)
 
-    The inner costs are independent, so their Hessian has only these blocks. They are taken at θ_i before the step.
-    Entries of φ in `personal` stay client i's own: they move along n times the i-th term of the sum alone.
+    The inner costs are independent, so their Hessian has only these blocks. They are evaluated at θ_i before the step.
+    Entries of φ in `personal` stay local. Those of client i move along n times the i-th term of the sum, for n clients.
 
-    `form` places the computation. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each client
-    solves with its own block by conjugate gradients. `"peers"`: without a server, p travels over the links of the graph
-    and H = Mp to all clients in reach. Each client draws negatives among the clients it heard. ∂F/∂H returns over the
-    links of the graph, and φ agrees by push-sum.
+    `form` decides who computes what. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each client
+    solves with its own block by conjugate gradients. `"peers"`: without a server, vectors p travel over the links of
+    the graph, and H = Mp to all clients in reach. Each client draws negative samples among the clients that it heard.
+    ∂F/∂H returns over the links of the graph, and clients average φ by push-sum.
 
-    **Use it** where clients sit on a graph whose neighbors should be alike. **Avoid it** where params are secret. If
-    φ can be inverted, shown vectors reveal θ_i to the server of "products" and to all clients that "peers" reach. A
-    peer that hears only neighbors gets attraction without negatives: `hp.solve` warns, and refuses a network where all
-    clients are so.
+    **Use it** if clients are nodes of a graph whose neighbors should have similar models. **Avoid it** if params are
+    secret. If φ can be inverted, shown vectors reveal θ_i to the server of "products" and to all clients that "peers"
+    reach. A peer that hears only neighbors is attracted to them, but gets no negative samples. `hp.solve` warns of such
+    clients, and refuses a network where all clients are so.
 
     Departures from the paper:
 
     1. In the paper clients send θ_i, C_i and J_i to a server, which computes the same. "peers" and Gauss–Newton blocks
        are new here.
-    2. On changing links, "peers" return vectors on other links than they came by: a heuristic.
+    2. If links change, "peers" return gradients over other links than the vectors came by, which is a heuristic.
 
     Args:
         steps: Number of iterations, 0 or more. With 0 only φ is averaged.
@@ -122,9 +124,9 @@ class BiGFed(TwoLevelDescent):
         form: `"products"` or `"peers"`.
         curvature: C: `"hessian"`, or `"gauss-newton"`, its positive semidefinite part, which needs a task whose
             inner cost is a pair (model, loss).
-        damping: ε, 0 or more. Larger values are safer and bias φ towards ∂_φF.
-        inner_steps: Steps on θ per iteration, at least 1. With several, take the blocks `"after"` them.
-        blocks_at: Take blocks `"before"` or `"after"` the steps on θ.
+        damping: ε, 0 or more. Larger values are safer, and bias the hypergradient towards ∂_φF.
+        inner_steps: Steps on θ per iteration, at least 1. With several steps, choose `blocks_at="after"`.
+        blocks_at: Evaluate the blocks at the params `"before"` or `"after"` the steps on θ.
         batch_size: Training examples per step, drawn anew each time; None uses all.
         solver_steps: Steps of conjugate gradients, at least 1.
         pushes: Rounds of push-sum on φ per iteration of "peers", at least 1.
@@ -166,7 +168,10 @@ class BiGFed(TwoLevelDescent):
     personal: tuple[str, ...] = eqx.field(static=True, default=(), converter=tuple)
 
     def check(self, task: Any, network: Network | None = None) -> None:
-        """Refuse joint costs other than `Cosine`, Gauss–Newton of a cost in one part, and networks unlike the graph."""
+        """Raise `InvalidInput` for joint costs other than `Cosine`, and for a curvature or network that does not fit.
+
+        Gauss–Newton requires an inner cost in two parts (model, loss). The network must fit the graph.
+        """
         super().check(task, network)
         if task.joint and not isinstance(task.outer, Cosine):
             raise InvalidInput("task.outer", type(task.outer).__name__, "hp.big_fed.Cosine(…), or a client's own cost")
@@ -180,15 +185,15 @@ class BiGFed(TwoLevelDescent):
             self._check_network(network, task)
 
     def _common(self, tree: PyTree) -> PyTree:
-        """Return the shared entries of a tree in the form of the hypers."""
+        """Return the entries outside of `personal` of a tree with the structure of the hypers."""
         return {name: each for name, each in tree.items() if name not in self.personal} if self.personal else tree
 
     def _with_common(self, tree: PyTree, common: PyTree) -> PyTree:
-        """Return a tree in the form of the hypers with other shared entries."""
+        """Return a tree with the structure of the hypers, with its entries outside of `personal` replaced."""
         return {**tree, **common} if self.personal else common
 
     def _check_network(self, network: Network, task: Any) -> None:
-        """Refuse a network with another number of clients than the graph, or one on which peers never get negatives."""
+        """Raise `InvalidInput` for a network of another size than the graph, or without negative samples for peers."""
         cosine = task.outer
         if isinstance(cosine, Cosine):
             if cosine.graph.clients != network.clients:
@@ -234,7 +239,10 @@ class BiGFed(TwoLevelDescent):
         return DampedCurvature(outer.problem, self.curvature, self.damping, state.origin, state.hyper, batch)
 
     def _own_gradients(self, outer: _OuterCost, state: _State, ctx: Context) -> tuple[PyTree, PyTree]:
-        """Return the client's part of the gradients of the mean own outer cost; zeros without own costs."""
+        """Return the gradients, by θ_i and φ, of this client's own outer cost divided by the number of clients.
+
+        They are zero without own outer costs.
+        """
         if outer.own is None:
             return optax.tree.zeros_like((state.params, state.hyper))
         here, count = outer.presence(ctx)
@@ -243,7 +251,7 @@ class BiGFed(TwoLevelDescent):
         return jax.tree.map(lambda g: jnp.where(here, g, 0) / count, gradients)
 
     def _part(self, outer: _OuterCost, state: _State, ctx: Context) -> PyTree:
-        """Return the client's part of dF/dφ, once `shown` is ∂F/∂p_i; the parts sum to dF/dφ."""
+        """Return the client's part of dF/dφ, from ∂F/∂p_i in `shown`; the parts of all clients sum to dF/dφ."""
         gradients = self._own_gradients(outer, state, ctx)
         if outer.cosine is not None:
             _, pull_back = jax.vjp(outer.show, state.params, state.hyper)
@@ -301,11 +309,11 @@ class BiGFed(TwoLevelDescent):
 
 
 def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
-    """Replace p_i by ∂F/∂p_i in states with `shown` and `scale`, by three exchanges.
+    """Return three exchanges that replace p_i by ∂F/∂p_i in the field `shown` of the clients' states.
 
-    Forward and backward messages use the links of the graph. In between each client shows its H to all clients in
-    reach: to neighbors, for comparison, and to possible negatives. If a client hears only some of the strangers, they
-    represent all of them.
+    Forward and backward messages use the links of the graph. In between, each client sends its H to all clients in
+    reach: to neighbors, for comparison, and to possible negative samples. Strangers are clients that are not neighbors.
+    If a client hears only some of its strangers, these represent all of them.
     """
 
     def row(ctx: Context) -> Float[Array, " n"]:

@@ -24,9 +24,10 @@ class Cosine(Configured, JointCost):
     p_u is the vector that client u shows of its model, and a has the weights of the graph. M passes messages between
     neighbors (Xing, Lu, Wu and Yu 2021, equations 3 to 5).
 
-    c_uv counts the draws of v, not a neighbor, as a negative sample of u: floor(r_u + U), U uniform. On average there
-    are `negatives` for each link of u, spread evenly over all other clients. Draws follow from (`seed`, round, u, v)
-    alone, so any client that knows r_u can compute u's draws, and a server draws the same as peers.
+    c_uv counts how often u draws v, a client that is not its neighbor, as a negative sample. It is floor(r_u + U) with
+    a uniform number U in [0, 1). On average u draws `negatives` samples for each of its links, spread evenly over all
+    clients that are not neighbors. Draws follow from (`seed`, round, u, v) alone. So any client that knows r_u can
+    compute u's draws, and a server draws the same as peers.
 
     **Use it** as the `outer` of a task for `BiGFed`. **Avoid it** with methods for separate costs per client, which
     refuse it. It does not use examples.
@@ -35,19 +36,19 @@ class Cosine(Configured, JointCost):
         graph: The graph of neighbors.
         negatives: Negative samples per link, 0 or more. With 0 there is only attraction, and F is least where all
             clients are alike.
-        passing: M: the mean over neighbors (`"mean"`, D⁻¹a) or D^−½ a D^−½ (`"symmetric"`). A sum over neighbors would
-            give the same F as the mean.
-        self_loops: Pass messages with a + I instead of a.
+        passing: Form of M: the mean over neighbors (`"mean"`, D⁻¹a) or D^−½ a D^−½ (`"symmetric"`), where the diagonal
+            matrix D has the row sums of a. A sum over neighbors would give the same F as the mean.
+        self_loops: True passes messages with a + I instead of a.
         seed: Seed of the draws, 0 or more.
         represent: `represent(params, hyper)`, the vector p that a client shows of its model.
-        own: A separate outer cost per client, `own(params, hyper, batch)`, in the form of a task's. Its mean over the
+        own: A separate outer cost per client, `own(params, hyper, batch)`, as `hp.Task` takes it. Its mean over the
             clients that are present is added to F. None: the graph's cost alone counts.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
 
     Example:
-        Two neighbors at a right angle, who see each other: the cost is 1 − cos 90° for each of them.
+        Two neighbors pass on orthogonal vectors, so the cost of each is 1 − cos 90°.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
@@ -64,18 +65,18 @@ class Cosine(Configured, JointCost):
     seed: Whole = eqx.field(static=True, default=0)
 
     def scales(self, degree: Float[Array, "*clients"]) -> tuple[Float[Array, "*clients"], Float[Array, "*clients"]]:
-        """Return (l, r) with M_uv = l_u (a + loops)_uv r_v, from the sum of a client's weights."""
+        """Return the factors (l, r) of M_uv = l_u (a + loops)_uv r_v, from the sum of each client's weights."""
         safe = jnp.where(degree + self.self_loops > 0, degree + self.self_loops, 1)
         if self.passing == "symmetric":
             return safe**-0.5, safe**-0.5
         return 1 / safe, jnp.ones_like(safe)
 
     def rate(self, weights: Float[Array, "*clients n"], others: Int[Array, "*clients"]) -> Float[Array, "*clients"]:
-        """Return r_u from the weights of u's links and the number of clients that are not neighbors."""
+        """Return r_u, the mean number of draws per stranger, from u's weights and the number of its strangers."""
         return self.negatives * jnp.sum(weights, axis=-1) / jnp.maximum(others, 1)
 
     def uniform(self, round: Int[Array, ""] | int) -> Float[Array, "n n"]:
-        """Return U of each pair (u, v) in a round."""
+        """Return the uniform number U of each pair (u, v) in a round."""
         n = self.graph.clients
         drawn = words(jax.random.key(self.seed), round, jnp.arange(n * n, dtype=jnp.uint32).reshape(n, n))
         return (drawn >> 8).astype(jnp.zeros(()).dtype) * 2.0**-24
@@ -107,6 +108,6 @@ def unit(vectors: Float[Array, "*clients d"]) -> Float[Array, "*clients d"]:
 def pair_cost(
     one: Float[Array, " d"], others: Float[Array, "n d"], alike: Float[Array, " n"], unlike: Float[Array, " n"]
 ) -> Float[Array, ""]:
-    """Return Σ_v alike_v (1 − cos(one, v)) + unlike_v max(0, cos(one, v))."""
+    """Return one client's terms of F: Σ_v alike_v (1 − cos(one, v)) + unlike_v max(0, cos(one, v))."""
     cos = unit(others) @ unit(one)
     return jnp.sum(alike * (1 - cos) + unlike * jnp.maximum(cos, 0))

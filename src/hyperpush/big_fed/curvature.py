@@ -1,4 +1,4 @@
-"""The curvature of a client's inner cost: products with it, and solves."""
+"""The damped curvature of a client's inner cost: products and solves of linear systems with it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +21,8 @@ class DampedCurvature(eqx.Module):
     """The damped curvature C + εI of a client's inner cost, and the mixed derivative J = ∂²_φθ, at one point.
 
     C is the Hessian of the inner cost, or the Gauss–Newton part R'ᵀℓ''R' of it.
-    Where the model's own curvature averages out, as at the least-squares fit of a linear model, both C are equal.
-    Elsewhere only Gauss–Newton's is certain to be positive semidefinite, for a convex loss.
+    Both choices of C are equal where the model's own second derivatives average out, as at the least-squares fit of a
+    linear model. Elsewhere, only the Gauss–Newton part is certain to be positive semidefinite, if the loss is convex.
     """
 
     problem: Problem
@@ -33,14 +33,14 @@ class DampedCurvature(eqx.Module):
     batch: PyTree
 
     def operator(self) -> Callable[[PyTree], PyTree]:
-        """Return v ↦ (C + εI) · v, linearized once for many v."""
+        """Return the function v ↦ (C + εI) · v, which is linearized once for many v."""
         at = self.params, self.hyper, self.batch
         hessian = partial(self.problem.hessian_product, *at)
         product = self.problem.gauss_newton(*at) if self.curvature == "gauss-newton" else hessian
         return lambda vector: optax.tree.add_scale(product(vector), self.damping, vector)
 
     def solve(self, right: PyTree, steps: int) -> PyTree:
-        """Return (C + εI)⁻¹ · right by at most `steps` of conjugate gradients."""
+        """Return (C + εI)⁻¹ · right, by at most `steps` steps of conjugate gradients."""
         with repeated(steps):
             return cg(self.operator(), right, tol=1e-10, maxiter=steps)[0]
 

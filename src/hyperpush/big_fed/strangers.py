@@ -1,4 +1,7 @@
-"""Reach of negative samples: with form "peers" of BiG-Fed a client draws them among the clients that it hears."""
+"""Check that clients hear negative samples, which peers of BiG-Fed draw among the clients that they hear.
+
+Strangers are clients that are not neighbors on the graph: the candidates for negative samples.
+"""
 
 import math
 import warnings
@@ -17,7 +20,11 @@ NAMED = 10  # clients that a message lists
 
 
 def pairs_that_count(cosine: Cosine, round: int) -> Bool[np.ndarray, "n n"]:
-    """Return the pairs that may push each other in a round: not neighbors, both with a vector, one with links."""
+    """Return the pairs of strangers that may push each other apart in a round.
+
+    Both need a vector H other than 0, and one needs links on the graph, because clients draw negative samples for their
+    links. Without self-loops only clients with links have such a vector, so both need links.
+    """
     weights, here = cosine.graph.at(round)
     linked, far = np.asarray(weights).sum(1) > 0, np.asarray(find_strangers(weights, here))
     return far & (linked[:, None] | linked if cosine.self_loops else linked[:, None] & linked)
@@ -32,7 +39,7 @@ def audible(network: Network, step: int) -> Bool[np.ndarray, "n n"]:
 
 
 def pairs_that_hear(cosine: Cosine, network: Network, round: int, stride: int) -> Bool[np.ndarray, "n n"]:
-    """Return the pairs that count whose first client can hear the second, after both could hear a neighbor.
+    """Return the pairs of `pairs_that_count` whose first client can hear the second, after both heard a neighbor.
 
     Round k starts at network step k·stride with the neighbors' vectors; pairs are compared one step later.
     """
@@ -57,10 +64,10 @@ def without_negatives(
 
 
 def check_strangers(cosine: Cosine, network: Network, iterations: int, stride: int) -> None:
-    """Refuse a network on which no client ever hears a stranger; warn where only some never do.
+    """Raise `InvalidInput` if no client ever hears a stranger; warn if only some clients never do.
 
-    In the first case F is attraction alone, which is least where all are alike. In the second the other clients still
-    push the common hyper.
+    If no client hears a stranger, F only attracts neighbors, and is least where all clients are alike. If only some
+    never do, the other clients still push the common hyper.
     """
     silent, wanted = without_negatives(cosine, network, iterations, stride)
     if not silent.size:

@@ -1,6 +1,6 @@
-"""The command line.
+"""Define the commands of `hyperpush`.
 
-Commands import their code when they run, so that `--help`, completion, `list` and `show` never wait for JAX.
+Each command imports its code when it runs, so that `--help`, completion, `list` and `show` do not wait for JAX.
 """
 
 import io
@@ -55,7 +55,7 @@ Stationary = Annotated[
     typer.Option("--strict-stationary", help="Exit with code 3 if the result did not converge or is not stationary."),
 ]
 
-_arguments: list[str] = []  # arguments of the command line, for the other processes of a run
+_arguments: list[str] = []  # arguments of this command, which further processes of the run are started with
 
 
 def _version(asked: bool) -> bool:
@@ -120,7 +120,7 @@ def run(
     from hyperpush.spec.config import load_config
     from hyperpush.spec.execute import execute
 
-    experiment, config = load_config(what, overrides or [], studies.experiments())  # before processes are started
+    experiment, config = load_config(what, overrides or [], studies.experiments())  # errors come before processes start
     _together(processes, coordinator, process)
     _report(*execute(experiment, config, out, checkpoints=_policy(minutes, rounds)), as_json, strict, strict_stationary)
 
@@ -302,7 +302,7 @@ def _report(
 
 
 def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:
-    """Join as one of several processes, or start all of them and exit when they have ended."""
+    """With a coordinator, join a run of several processes; else start all processes and exit when they have ended."""
     if coordinator is None:
         if process is not None:
             raise InvalidInput("--process", process, "a number only with --coordinator")
@@ -325,14 +325,14 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; for a HyperpushError print one line on stderr and exit with its code."""
+    """Run the command line. A HyperpushError prints one line on stderr and exits with the error's code."""
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     for number in stop_signals():
         if number != signal.SIGINT:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    if sys.stderr is None:  # closed; `print` would write to stdout instead
+    if sys.stderr is None:  # stderr was closed; `print` would write to stdout instead
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):  # where the encoding lacks a letter, such as in ASCII, print "?" instead
+    for stream in (sys.stdout, sys.stderr):  # print "?" for characters that the encoding lacks, as in ASCII
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and their completion."""
+"""Define arguments that several commands take, and their completion in the shell."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +14,12 @@ def complete_study(incomplete: str) -> list[str]:
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Return all names that begin with this text."""
+    """Return the names of studies, methods, networks and engines that begin with this text."""
     return [name for name in load_index()["names"] if name.startswith(incomplete)]
 
 
 def complete_option(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the options of the study named before, as `key=`."""
+    """Return the options, as `key=`, of the study that the command line names before this text."""
     keys = load_index()["keys"].get(str(ctx.params.get("what")), [])
     return [f"{key}=" for key in keys if key.startswith(incomplete)]
 

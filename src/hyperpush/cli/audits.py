@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 JOIN = ("party", "records", "alone", "together", "not_contributing", "gain", "low", "high", "p", "verdict")
 WITHOUT = ("party", "gain", "low", "high", "p", "verdict", "visible")
-WORST = 10  # records to print
+WORST = 10  # largest number of records to print
 
 
 def audit(

@@ -1,4 +1,4 @@
-"""Commands that installed distributions add by the entry point `hyperpush.commands`: a name and a Typer app."""
+"""Add the commands of installed distributions, which are Typer apps in the entry point group `hyperpush.commands`."""
 
 from typing import Any, NoReturn
 
@@ -8,19 +8,22 @@ from typer.core import TyperCommand, TyperGroup
 from hyperpush.base.errors import HyperpushError
 from hyperpush.base.extensions import COMMANDS, PAPERS, extensions, has_papers, load_extension
 
-USAGE_ERROR: Any = typer.BadParameter.__base__  # the class of Click, which newer versions of Typer include
+USAGE_ERROR: Any = typer.BadParameter.__base__  # Click's UsageError; newer versions of Typer contain their own Click
 
 
 class Commands(TyperGroup):
-    """Commands of the library, then those of extensions, which are imported on use; `--help` imports all of them."""
+    """Commands of the library, followed by those of extensions.
+
+    An extension is imported when its command is used; `--help` imports all extensions.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return all names."""
+        """Return the names of all commands."""
         own = super().list_commands(ctx)
         return [*own, *(name for name in extensions(COMMANDS) if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command with this name, or None."""
+        """Return the command with this name; None if it does not exist."""
         own = super().get_command(ctx, cmd_name)
         point = extensions(COMMANDS).get(cmd_name)
         if own is not None or point is None:
@@ -33,7 +36,10 @@ class Commands(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command in the arguments; if it does not exist, the error explains how to add the papers'."""
+        """Return the command that the arguments name.
+
+        If it does not exist, the error explains how to install the commands of the papers' package.
+        """
         try:
             return super().resolve_command(ctx, args)
         except USAGE_ERROR as error:
@@ -43,7 +49,7 @@ class Commands(TyperGroup):
 
 
 def _broken(name: str, error: HyperpushError) -> TyperCommand:
-    """Return a command that raises an error for all arguments."""
+    """Return a command that raises this error for all arguments, in place of an extension that cannot be loaded."""
 
     def fail() -> NoReturn:
         raise error

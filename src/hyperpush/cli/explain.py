@@ -1,4 +1,4 @@
-"""Lines of `hyperpush list`, and options as TOML below the docstring for `hyperpush show`."""
+"""Make the texts of `hyperpush list` (one line per name) and `hyperpush show` (a docstring and options as TOML)."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ TITLES = {
 
 
 def describe_all(stamp: str) -> Index:
-    """Return the index: all texts of `hyperpush list` and `hyperpush show`."""
+    """Return the index with all texts of `hyperpush list` and `hyperpush show`; `stamp` is a digest of the code."""
     classes = [(kind, each) for kind in KINDS for each in registered(kind).items()]
     studies, unusable = _load_studies()
     networks = [(name, cls.__name__, _first_line(cls)) for name, cls in registered("networks").items()]
@@ -68,7 +68,7 @@ def _first_line(cls: type) -> str:
 
 
 def options_toml(kind: str, cls: type) -> str:
-    """Return the description of a class, and a table with all its options."""
+    """Return the description of a class as TOML comments, followed by a table with all options of the class."""
     text = inspect.cleandoc(cls.__doc__ or "")
     table_name = {"networks": "network", "engines": "engine", "hooks": "hooks.NAME"}.get(kind, "method")
     lines = [f"# {line}".rstrip() for line in text.split("\n\n")[0].splitlines()]
@@ -79,7 +79,7 @@ def options_toml(kind: str, cls: type) -> str:
     example = dict(info.example) if info is not None else {}
     for option in options_of(cls).values():
         if kind == "networks" and option.name == "clients":
-            continue  # they come from the task
+            continue  # the number of clients comes from the task
         allowed = [f"Allowed: {'; '.join(option.notes)}."] if option.notes else []
         lines += ["", *(f"# {line}" for line in (*option.help, *allowed)), _line(option, example)]
     return "\n".join(lines) + "\n"
@@ -90,7 +90,7 @@ def _name(kind: str, cls: type) -> str:
 
 
 def _line(option: Option, example: dict[str, Any]) -> str:
-    """Return an option as TOML: an example's value or its default; a comment if TOML cannot hold it."""
+    """Return an option as TOML, with its value in `example` or its default; as a comment if TOML cannot hold it."""
     if option.name in example:
         return _toml(option.name, example[option.name])
     if option.default is inspect.Parameter.empty:

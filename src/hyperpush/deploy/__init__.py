@@ -1,1 +1,1 @@
-"""Implementation of `hyperpush peer`, `swarm` and `certificates`: one process per party, next to its own data."""
+"""Implementation of `hyperpush peer`, `swarm` and `certificates`, which run one process per party next to its data."""

@@ -1,7 +1,7 @@
 """A private certificate authority and certificates that name a peer, for trials.
 
-Keep `ca.key` secret and away from the peers: its holder can admit new peers. An authority of your own works as
-well: the common name of a certificate is the peer's name, and its alternative names hold the peer's address.
+Keep `ca.key` secret and away from the peers: whoever holds it can admit new peers. You may also use another authority.
+Then a certificate's common name must be the peer's name, and its alternative names must include the peer's address.
 """
 
 import re
@@ -26,14 +26,14 @@ USES += ("data_encipherment", "key_agreement", "encipher_only", "decipher_only")
 
 
 class Issued(NamedTuple):
-    """The files of one certificate."""
+    """Paths of a new certificate and of its private key."""
 
     certificate: Path
     key: Path
 
 
 def make_authority(folder: Path, days: int = DAYS, name: str = "hyperpush trial authority") -> Issued:
-    """Make a new private authority: `ca.pem`, to hand out to all peers, and `ca.key`, to keep secret."""
+    """Make a new private authority: `ca.pem`, which all peers need, and `ca.key`, which must stay secret."""
     key = ec.generate_private_key(ec.SECP256R1())
     built = _start(_subject(name), _subject(name), key.public_key(), days, "key_cert_sign", "crl_sign").add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
@@ -97,7 +97,7 @@ def _alternative(host: str) -> Any:
 
 def _start(subject: Any, issuer: Any, public_key: Any, days: float, *uses: str) -> Any:
     """Start building a certificate: its subject, its issuer, its validity and the uses of its key."""
-    # A day of slack for clocks that disagree.
+    # The certificate is valid from a day earlier, because clocks may disagree.
     end = datetime.now(UTC) + timedelta(days=days) - timedelta(seconds=0 if days > 0 else 60)
     start = min(datetime.now(UTC), end) - timedelta(days=1)
     return (

@@ -1,4 +1,4 @@
-"""A party's own examples, from its file or its function, checked against the shapes of the task."""
+"""Read a party's examples from its file or function, and check them against the shapes in the task."""
 
 import zipfile
 import zlib
@@ -14,10 +14,10 @@ from hyperpush.runs.models import leaf_name
 
 
 def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> dict[str, Any]:
-    """Return a party's examples by data set, in the task's structure, from an .npz file or `module:function(name)`.
+    """Return a party's examples from an .npz file or from `module:function(name)`, with the structure of the task's.
 
-    Arrays of a file have the names of the leaves: `train/0`, …. Only the first axis (the examples) may differ in
-    length from the task's.
+    Arrays in a file are named by data set and leaf: `train/0`, …. Shapes must equal those in the task, except for the
+    number of examples (axis 0).
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     names, field = [leaf_name(where) for where, _ in leaves], f"peers.{name}.data"
@@ -32,7 +32,7 @@ def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> di
 
 
 def _call_loader(field: str, given: str, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays that the party's own function returns."""
+    """Call the party's function with its name, and return the arrays of the result by name of the leaf."""
     function = load_function(field, given)
     try:
         found = jax.tree_util.tree_flatten_with_path(function(name))[0]
@@ -53,7 +53,7 @@ def _read_arrays(field: str, path: Path, names: list[str]) -> dict[str, np.ndarr
 
 
 def _check(field: str, array: np.ndarray, like: Any) -> np.ndarray:
-    """Return one array of a party's examples in the task's dtype. Refuse one of another shape, or not of numbers."""
+    """Return one array of a party's examples in the task's dtype. Raise InvalidInput if its shape or type is wrong."""
     if array.ndim != like.ndim or array.shape[1:] != like.shape[1:]:
         raise InvalidInput(field, array.shape, f"examples of shape {like.shape[1:]}")
     if array.dtype.kind not in "biuf":

@@ -1,4 +1,4 @@
-"""A party's folder: private, with an account of releases of the party's data."""
+"""A party's folder, which is private and holds an account of all releases of the party's data."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def private_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[
     Args:
         path: The folder.
         field: Name of the folder in errors.
-        keep_mode: True leaves the folder's permissions alone, because it also holds files that are not the party's.
+        keep_mode: True keeps the folder's permissions, because the folder also holds files that are not the party's.
     """
     with private_files():
         make_folder(path, field, mode=0o700)
@@ -37,7 +37,10 @@ def private_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make new files and folders private in the block. Only the main thread may do so: a process has a single mask."""
+    """Make files and folders that are created in the block private to their owner.
+
+    This works in the main thread only, because a process has a single file mode mask.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -49,12 +52,12 @@ def private_files() -> Iterator[None]:
 
 
 def released_before(folder: Path, start: str) -> list[Budget]:
-    """Return the budgets of all fresh starts of a party except `start`."""
+    """Return the privacy budgets of all fresh starts of a party except `start`."""
     return [Budget.from_table(each["budget"]) for each in _read(folder / RELEASES) if each["start"] != start]
 
 
 def note_release(folder: Path, start: str, budget: Budget) -> None:
-    """Write down the most that a start releases, before anything is sent. A resumed start is noted only once."""
+    """Add the most that a start can release to the account, before anything is sent. A resumed start counts once."""
     entries = _read(folder / RELEASES)
     if any(each["start"] == start for each in entries):
         return

@@ -1,9 +1,9 @@
-"""Count the TLS handshakes that Zenoh refuses: the one place that replaces a file descriptor of the process.
+"""Count the TLS handshakes that Zenoh refuses, by reading Zenoh's log.
 
 Zenoh reports a refused handshake only in its log. Its Python package (1.10) offers no callback for the log, and writes
-it to file descriptor 1. So, in a process that hosts one party, that descriptor becomes a pipe. Lines about refused
-handshakes are counted by reason. All others are passed on to the descriptor's former target. The reasons are found by
-Zenoh's wording: an unknown one counts as a bad handshake.
+it to file descriptor 1. So, in a process that hosts one party, this module replaces that descriptor by a pipe. Lines
+about refused handshakes are counted by reason. All other lines are passed on to the descriptor's former target. The
+reason is found by Zenoh's wording; an unknown wording counts as a bad handshake.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The configuration of a run among peers.
+"""The configuration of a run among peers, read from a TOML file.
 
-All parties hold the same file, except for paths and addresses, which may differ per party. A digest, which peers
-compare before they start, covers the rest: the session, its mode, private draws, the names in order, and the spec.
+All parties have the same file, except for paths and addresses, which may differ. Peers compare a digest before they
+start. It covers the session, its mode, private draws, the names in order, and the spec.
 """
 
 import inspect
@@ -25,8 +25,8 @@ from hyperpush.spec.config import is_spec, read_toml, set_from_text, validate
 from hyperpush.spec.experiment import SpecConfig
 from hyperpush.spec.objects import task_function
 
-CHECKPOINT, SECRET = "checkpoint.safetensors", "secret.key"  # files of a party
-# The options of `Peers` that all parties share; all others are in a party's own table or follow from it.
+CHECKPOINT, SECRET = "checkpoint.safetensors", "secret.key"  # names of files in a party's folder
+# The options of `Peers` in the table `[deploy]`, which all parties share. All others follow from a party's own table.
 SHARED = (
     "session",
     "mode",
@@ -41,17 +41,17 @@ SHARED = (
 
 
 def shared_options() -> Mapping[str, Option]:
-    """Return the options of `Peers` that `[deploy]` takes."""
+    """Return the options of `Peers` that the table `[deploy]` accepts, by name."""
     return {name: each for name, each in options_of(Peers).items() if name in SHARED}
 
 
 def engine_defaults() -> dict[str, Any]:
-    """Return the values of these options where a file leaves them out."""
+    """Return the defaults of the options that the table `[deploy]` accepts, by name."""
     return {name: each.default for name, each in shared_options().items()}
 
 
 class Party(Config):
-    """One party: its address and its own files."""
+    """One party's table `[peers.NAME]`: its address and its files."""
 
     address: str | None = option(None, "host:port that it listens on; left out: it only dials.")
     data: str | None = option(None, ".npz file or module:function; left out: the task's own.")
@@ -61,7 +61,7 @@ class Party(Config):
 
 
 class Deployment(Config):
-    """A run among peers."""
+    """The configuration of a run among peers."""
 
     engine: dict[str, Any] = option(engine_defaults(), "The options of Peers that all parties share, by name.")
     private_draws: bool = option(False, "Draws come from a secret of each party, not from the key.")
@@ -69,7 +69,7 @@ class Deployment(Config):
     peers: dict[str, Party] = option({}, "The parties by name, in the order of their clients.")
 
     def check(self) -> None:
-        """Refuse names that message keys cannot hold, and faults in synchronous mode."""
+        """Raise InvalidInput for names that are invalid in message keys, and for faults in synchronous mode."""
         check_name("deploy.session", self.engine["session"])
         for name in self.peers:
             check_name("peers", name)
@@ -82,9 +82,9 @@ class Deployment(Config):
 
 
 def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) -> Deployment:
-    """Return the deployment in a TOML file: a spec with `[deploy]` and `[peers.NAME]`.
+    """Return the deployment described in a TOML file: a spec with the tables `[deploy]` and `[peers.NAME]`.
 
-    Without `[peers.NAME]`, `count` is the number of peers that a swarm will make; None: unknown.
+    `count` is the number of peers that a swarm will create if the file has no `[peers.NAME]`; None: unknown.
     """
     values = read_toml(path)
     if not is_spec(values):
@@ -104,7 +104,7 @@ def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) ->
 
 
 def read_engine(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `Peers` in a table `[deploy]`, read and checked by their annotations."""
+    """Return the options of `Peers` in a table `[deploy]`, with their types and ranges checked."""
     described, found = shared_options(), {}
     for name, given in table.items():
         if name not in described:
@@ -115,7 +115,7 @@ def read_engine(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_draws(config: Deployment, private: bool) -> None:
-    """Refuse a private task whose noise all parties could draw again."""
+    """Raise InvalidInput for a private task without `private_draws`: every party could draw the same noise again."""
     if private and not config.private_draws:
         allowed = "true for a private task: a party that knows the key can draw the noise again and subtract it"
         raise InvalidInput("deploy.private_draws", False, allowed)
@@ -139,7 +139,7 @@ def folder_of(config: Deployment, name: str, base: Path) -> Path:
 
 
 def party_folder(path: Path, field: str = "folder") -> RunFolder:
-    """Return a party's folder, which is visible from the start."""
+    """Return the run folder of a party, which has its final name from the start (other run folders are hidden)."""
     return RunFolder(path, field, hidden=False, saved=tuple(each.name for each in all_files(path / CHECKPOINT)))
 
 
@@ -168,7 +168,7 @@ def engine_of(config: Deployment, name: str, base: Path, private: bool) -> Peers
 
 @contextmanager
 def dotted_keys(name: str) -> Iterator[None]:
-    """Let errors about a party's engine name the key in the file."""
+    """Rename the fields in errors about a party's engine to the keys in the TOML file."""
     try:
         yield
     except InvalidInput as error:

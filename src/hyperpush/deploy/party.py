@@ -1,4 +1,4 @@
-"""One party of a run among peers: from its configuration to its own model."""
+"""Run one party among peers, from its configuration to its model."""
 
 import json
 import time
@@ -49,13 +49,13 @@ DELTA = 1e-5  # δ at which results report the ε of Gaussian noise
 
 
 def own_spec(config: Deployment, name: str, base: Path, spec: Spec | None = None) -> Spec:
-    """Return the shared spec with this party's own data and start.
+    """Return the shared spec with this party's data and initial point.
 
     Args:
         config: The deployment.
         name: This party.
-        base: Folder that paths are relative to.
-        spec: The shared spec, if it has been read already; None reads it.
+        base: Folder to which relative paths refer.
+        spec: The shared spec, if it was read before. None: read it from `config`.
     """
     spec, names = spec or objects.read(config.spec.tables()), list(config.peers)
     if spec.task.clients != len(names):
@@ -73,20 +73,20 @@ def own_spec(config: Deployment, name: str, base: Path, spec: Spec | None = None
 
 
 class Rehearsed(Exception):
-    """Raised when a rehearsed run reaches its first program: all earlier checks have passed."""
+    """Raised when a rehearsal reaches the first program of a run, so all checks before it have passed."""
 
 
 class Rehearsal(Peers):
-    """Stand-in for a party's engine that makes all checks, then stops before anything runs or is sent."""
+    """Engine in place of a party's own that makes all checks, then stops before anything runs or is sent."""
 
     def run(self, program: Node | ProgramRecipe, network: Network, *args: Any, **options: Any) -> RunResult:
-        """Refuse a program that cannot run here, or raise `Rehearsed`."""
+        """Raise InvalidInput for a program that this party cannot run, else `Rehearsed`."""
         self.connect(as_recipe(program).program(), network)
         raise Rehearsed
 
 
 def rehearse(spec: Spec, engine: Peers) -> None:
-    """Refuse a spec that the verbs or the engine would refuse, before anything is written or sent."""
+    """Raise the errors that running a spec would raise in its checks, before anything is written or sent."""
     if spec.trainer is not None and spec.method.trains:
         allowed = f"no [train] table: {type(spec.method).__name__} trains by itself"
         raise InvalidInput("train", type(spec.trainer).__name__, allowed)
@@ -97,7 +97,10 @@ def rehearse(spec: Spec, engine: Peers) -> None:
 def prepare(
     config: Deployment, name: str, base: Path, of_all: Spec | None = None, rehearsed: bool = False
 ) -> tuple[Spec, Peers]:
-    """Return a party's spec and its engine. Refuse a spec that cannot run, unless it was rehearsed before."""
+    """Return a party's spec and its engine, after a rehearsal unless the spec was rehearsed before.
+
+    `of_all` is the shared spec, if it was read before.
+    """
     spec = own_spec(config, name, base, of_all)
     engine = engine_of(config, name, base, spec.task.privacy is not None)
     if not rehearsed:
@@ -106,7 +109,7 @@ def prepare(
 
 
 def as_one_program(spec: Spec) -> Spec:
-    """Return the spec with its training as part of its method, so that there is one program to run."""
+    """Return the spec with its training inside its method, so that the party runs a single program."""
     if spec.trainer is None:
         return spec
     return replace(spec, trainer=None, method=TrainFirst(spec.trainer, spec.method))
@@ -119,15 +122,15 @@ def run_peer(
     say: Callable[[str], None] = print,
     rehearsed: bool = False,
 ) -> dict[str, Any]:
-    """Run the spec as the party `name`, write the party's own model, and return the summary of its result.
+    """Run the spec as the party `name`, write this party's model, and return the summary of its result.
 
-    `rehearsed=True` skips the rehearsal, for a caller that has rehearsed all parties.
+    `say` shows a line to the user. `rehearsed=True` skips the rehearsal, for a caller that has rehearsed all parties.
     """
     if name not in config.peers:
         raise unknown("--name", name, config.peers)
     out = folder_of(config, name, base)
     with set_up_jax(config.spec.precision):
-        # Refused input leaves nothing behind, so it is read before the folder is made.
+        # Read the input before the folder is made, so that invalid input leaves no folder.
         ready = None if party_folder(out).finished else prepare(config, name, base, rehearsed=rehearsed)
         shared = out.resolve() in (Path.cwd(), base.resolve(), *base.resolve().parents)
         life = Lifecycle(party_folder(out, f"peers.{name}.out"))
@@ -173,12 +176,12 @@ def _run_in(
 
 
 def _budget_of(spec: Spec) -> Budget | None:
-    """Return the most that a run of a private spec releases; None for other specs."""
+    """Return the most that a run of a private spec can release; None for a spec without privacy."""
     return None if spec.task.privacy is None else budget(spec.task, spec.method, spec.network)
 
 
 def _run(spec: Spec, engine: Peers, watch: Watch) -> Result | None:
-    """Return the result; None if this party has left."""
+    """Run the spec and return its result; None if this party has left."""
     try:
         found = spec.run(engine=replace(engine, on_start=watch.start))
     except Left:
@@ -193,7 +196,7 @@ def _run(spec: Spec, engine: Peers, watch: Watch) -> Result | None:
 
 
 def _summary(config: Deployment, name: str, result: Result | None, watch: Watch) -> dict[str, Any]:
-    """Return the costs of a run for a party, and its view of the others."""
+    """Return a party's costs of a run, and its counts of late, refused and missing messages of other parties."""
     session = watch.session
     assert session is not None
     seen = watch.look()
@@ -215,7 +218,7 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
 
 
 def _write_result(out: Path, name: str, result: Result, before: Sequence[Budget] = ()) -> dict[str, Any]:
-    """Write a party's models and history in the layout of run folders, and return their part of the summary."""
+    """Write a party's models and history into its folder `out`, and return their part of the summary."""
     write_arrays(out, result)
     found = summarize(result)
     history = getattr(result, "history", None)

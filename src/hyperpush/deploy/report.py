@@ -1,4 +1,4 @@
-"""Print a party's status in words, and ask a party to leave."""
+"""Describe a party's status in words, and ask a running party to leave."""
 
 import time
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ def read_status(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def is_running(folder: Path) -> bool:
-    """True if a process works in a party's folder."""
+    """Return True if a process is running the party of this folder."""
     return is_held(party_folder(folder).lock)
 
 
 def ask_to_leave(path: Path) -> str:
-    """Ask a running party to hand over its mass and end. Return the line to show."""
+    """Ask a running party to transfer its mass and end. Return the line to show to the user."""
     folder, seen = read_status(path)
     if not is_running(folder):
         raise InvalidInput("folder", str(path), "the folder of a party that is running")
@@ -90,7 +90,7 @@ def _neighbor(name: str, link: Mapping[str, Any], seen: Mapping[str, Any]) -> st
 
 
 def _refused(seen: Mapping[str, Any]) -> list[str]:
-    """Return the line of refusals by reason that no neighbor's line shows."""
+    """Return a list with one line on refused messages and links by reason; an empty list if none were refused."""
     total = {**seen["rejected"]}
     for reason, count in seen["rejected_by_transport"].items():
         total[reason] = total.get(reason, 0) + count

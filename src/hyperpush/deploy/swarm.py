@@ -1,4 +1,4 @@
-"""Trials of many parties on this machine: processes on loopback, seeded faults, and a table of their progress."""
+"""Try out many parties on this machine: as processes on loopback, with seeded faults and a table of their progress."""
 
 import json
 import multiprocessing
@@ -27,16 +27,16 @@ from hyperpush.runs.process import set_up_jax
 from hyperpush.spec import objects
 from hyperpush.task.task import Task
 
-Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
+Show = Callable[[Mapping[str, dict[str, Any]]], None]  # function that is called with every party's status, by name
 PRELOADED = ["hyperpush.verbs.solve", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
 
-# Exit codes of parties from best to worst. A cause is worse than its consequence: where one party fails, the others end
-# because it is absent.
+# Exit codes of parties from best to worst. A cause is worse than its consequence: if one party fails, the others end
+# because that party is absent.
 WORSE = (0, Absent.exit_code, Diverged.exit_code, Refused.exit_code, InUse.exit_code, HyperpushError.exit_code)
 
 
 class PartiesFailed(HyperpushError):
-    """Parties of a swarm ended without a result; its exit code is that of the worst."""
+    """Raised when parties of a swarm end without a result. Its exit code is the worst of theirs."""
 
     def __init__(self, message: str, exit_code: int):
         self._exit_code = exit_code
@@ -49,7 +49,7 @@ class PartiesFailed(HyperpushError):
 
 @dataclass(frozen=True)
 class Kill:
-    """A planned SIGKILL of a peer when it reaches a round, and an optional restart."""
+    """A planned SIGKILL of a peer when it reaches a round, with an optional restart."""
 
     name: str
     round: int
@@ -59,9 +59,9 @@ class Kill:
 @final
 @dataclass
 class Processes:
-    """One process per party, which runs `target(name, *arguments)` with a folder under `base`.
+    """The processes of a swarm, one per party. Each runs `target(name, *arguments)`, with its folder under `base`.
 
-    The processes are forked from one that has already imported JAX. They share nothing else.
+    All are forked from a process that has already imported JAX, and share nothing else.
     """
 
     base: Path
@@ -168,7 +168,7 @@ def on_loopback(config: Deployment, names: list[str], base: Path, secure: bool =
 
 
 def run_one(name: str, config: Deployment) -> None:
-    """Run one party, which the swarm has rehearsed, in its process."""
+    """Run one party in the current process, without a rehearsal. If it fails, exit with the error's exit code."""
     try:
         result = run_peer(config, name, say=lambda line: print(line, file=sys.stderr, flush=True), rehearsed=True)
     except HyperpushError as error:
@@ -179,7 +179,7 @@ def run_one(name: str, config: Deployment) -> None:
 
 
 def worst(codes: Iterable[int | None]) -> int:
-    """Return the worst exit code of several parties; those of bugs (1) and signals (128 + number) are the worst."""
+    """Return the worst exit code of several parties. Worst are those of bugs (1) and signals (128 + number)."""
     found = [1 if code is None else 128 - code if code < 0 else code for code in codes]
     return max(found, key=lambda code: (code not in WORSE, WORSE.index(code) if code in WORSE else code), default=0)
 
@@ -207,7 +207,10 @@ def swarm(
     seconds: float = 3600.0,
     show: Show | None = None,
 ) -> dict[str, Any]:
-    """Run `count` parties to their end. Return the result and the exit code of each, and the worst exit code."""
+    """Run `count` parties to their end, and kill `kill` of them, of which `restart` are started again.
+
+    Return the result and the exit code of each party, and the worst exit code.
+    """
     if count < 2:
         raise InvalidInput("-n", count, "2 or more")
     if not 0 <= restart <= kill < count:
@@ -227,7 +230,7 @@ def swarm(
             prepare(plain, name, Path(), spec)
     make_folder(base, "--out")
     made = on_loopback(config, names, base, secure)
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks; here they precede its start
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks, but here it starts later
     kills = schedule(names, kill, restart, kill_before, config.engine["fault_seed"])
     processes = Processes(base, run_one, (made,))
     processes.run(names, kills, seconds, show)
@@ -245,7 +248,7 @@ def swarm(
 
 
 def doubts(result: Mapping[str, Any]) -> list[str]:
-    """A line for each peer whose result did not converge."""
+    """Return a line for each peer whose result did not converge."""
     statuses = {name: Status(**own["status"]) for name, own in result["peers"].items() if own and "status" in own}
     return [f"{name}: {status}" for name, status in statuses.items() if status.converged is False]
 
@@ -258,7 +261,8 @@ def default_folder(out: Path | None) -> Path:
 def rows(seen: Mapping[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return one table row per peer, in the order of `COLUMNS`.
 
-    "seen" is the time since any other peer last heard of it; "lag" is the number of rounds behind the foremost peer.
+    "seen" is the time since any other peer last got a message from the peer. "lag" is the number of rounds by which it
+    is behind the foremost peer.
     """
     foremost = max((each.get("round", 0) for each in seen.values()), default=0)
     lines = []

@@ -1,4 +1,4 @@
-"""Training, then an estimate, as one program, so that a party needs one checkpoint and one ending for both."""
+"""Combine training and a hypergradient estimate into one program, so that a party needs one checkpoint for both."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,9 +18,9 @@ from hyperpush.task.task import Task
 
 
 class TrainFirst(HypergradientEstimator):
-    """A hypergradient estimator that first trains, and estimates at the params that the inner solver finds."""
+    """A hypergradient estimator that first trains with an inner solver, then estimates at the trained params."""
 
-    # The facts are the estimator's own.
+    # The method's facts are those of the hypergradient estimator, not of the inner solver.
     info: ClassVar[MethodInfo] = info_by_options(Automatic.info, lambda self, usual: self.hypergradient.info)
 
     inner: InnerSolver

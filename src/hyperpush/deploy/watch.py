@@ -20,13 +20,20 @@ from hyperpush.engines.transport.zenoh.neighbors import shown_time
 from hyperpush.runs.events import event, write_events
 from hyperpush.verbs.budget import Budget
 
-STATUS, LEAVE = "status.json", "leave"  # files of a party: its view of the run; a request to leave
-# Warn if a certificate ends within this many seconds: longer than most runs, and enough to get a new one.
+STATUS, LEAVE = "status.json", "leave"  # files in a party's folder: its view of the run, and a request to leave
+# Warn if a certificate ends within this many seconds: longer than most runs, and time enough to get a new certificate.
 SOON = 24 * 3600
 
 
 class StatusFile(threading.Thread):
-    """Thread that writes the latest `state` event to a file, a few times a second, and skips a write that fails."""
+    """Thread that writes the latest `state` event to a file, a few times a second. A write that fails is skipped.
+
+    Args:
+        path: The file.
+        look: Function that returns the contents of the event.
+        every: Seconds between two writes.
+        also: Function called after each write.
+    """
 
     def __init__(
         self,
@@ -58,14 +65,14 @@ class StatusFile(threading.Thread):
 
 
 class Watch:
-    """Display of a party's running session, which also ends it on request.
+    """User interface of a party's running session, which also stops the session on request.
 
     Args:
-        config: The run.
-        name: This party.
+        config: The configuration of the run.
+        name: Name of this party.
         out: The party's folder.
         say: Function that shows a line to the user.
-        costs: The most that this start releases; None for a task that is not private.
+        costs: The most that this start can release; None for a task that is not private.
         summarize: Function from the budgets of several starts to their joint privacy costs, for the status file.
     """
 
@@ -89,7 +96,7 @@ class Watch:
         self._file = StatusFile(out / STATUS, self.look, also=self._attend)
 
     def start(self, session: PeerSession) -> None:
-        """Show and watch a session that has just started: the engine's `on_start`."""
+        """Show and watch a session that has just started. The engine calls this method as `on_start`."""
         self.session = session
         session.transport.waits.handshakes = lambda: dict(self.handshakes)
         secure = "mutual TLS" if self.config.engine["authority"] else "no certificate: loopback only"
@@ -104,7 +111,7 @@ class Watch:
         self._file.start()
 
     def _account(self, session: PeerSession, costs: Budget) -> None:
-        """Note the releases of this start once all parties are present, and say that earlier starts count, too."""
+        """Arrange to note the releases of this start once all parties are present, and report earlier starts."""
         self.before = released_before(self.out, session.start)
         self.private = self._summarize([*self.before, costs])
         session.on_begin = lambda: note_release(self.out, session.start, costs)
@@ -123,7 +130,7 @@ class Watch:
         return {**about, **seen, **private, "peers": len(self.config.peers)}
 
     def _attend(self) -> None:
-        """Report changes, warn of certificates that end soon, and leave if requested."""
+        """Show news about other parties, warn of certificates that end soon, and leave the run if requested."""
         session = self.session
         assert session is not None
         for line in session.news():
@@ -147,7 +154,7 @@ class Watch:
                 self.say(f"{self.name}: warning: {name}'s certificate {when}; its links end with it")
 
     def end(self, why: str = "") -> None:
-        """Note that the run has ended, for the reason `why`; empty: it is done."""
+        """Note that the run has ended. `why` is the reason, or empty if the run is done."""
         self.ended = why or "done"
         if self.session is not None:
             self._file.end()
@@ -173,7 +180,7 @@ class Watch:
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Call `act` on signals that stop a run in the block, instead of ending the process; only a main thread can."""
+    """Call `act` on signals that stop a run, instead of ending the process, in a `with` block of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

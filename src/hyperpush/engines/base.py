@@ -94,7 +94,7 @@ class Engine(eqx.Module):
             data: Every client's private data, clients on axis 0.
             key: Random key, from which all draws of the program, the network and the faults follow.
             step: Network time at the start; to continue a run, give its `RunResult.step`.
-            record: What to record in a loop, by the loop's name: a `Recorder`, or a function of one client's state
+            record: Values to record in loops, by the loop's name: a `Recorder`, or a function of one client's state
                 and context. None records nothing.
             every: Number of iterations between recorded rows, 1 or more.
             hooks: Observers, called between chunks.

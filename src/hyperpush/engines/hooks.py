@@ -73,7 +73,7 @@ class Hook:
         """
 
     def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
-        """Observe a row of the history; rows come in order.
+        """Observe a recorded row of a loop. The rows of a loop come in order.
 
         Args:
             loop: Name of the recorded loop.
@@ -85,14 +85,14 @@ class Hook:
         """Observe the end of the run."""
 
     def resume_from(self, run: Any) -> Snapshot | None:
-        """Return the snapshot from which a run continues, or None to start anew. `run` is a `HostLoop`."""
+        """Return the snapshot from which a run continues; None: it starts from the beginning. `run` is a `HostLoop`."""
 
     def end_chunk(self, done: int, stop: int) -> int:
         """Return the iteration where the next chunk ends, at most `stop`. `done` iterations are complete."""
         return stop
 
     def between_chunks(self, cursor: Cursor, snapshot: Callable[[], Snapshot | None]) -> None:
-        """Observe the end of a chunk.
+        """Observe a point between two chunks.
 
         `snapshot()` may be called at any time. It returns None if the run cannot continue from here: a later chunk
         has overwritten the states, or a server in plain Python has changed their structure.

@@ -92,7 +92,7 @@ class Peers(Engine, Configured):
         keep_checkpoint: True keeps the file after the run, for a caller that still has to save the result.
         secret: A file with 32 secret bytes, written if missing. This party's mini-batches and noise are drawn from it.
             None: they follow from `key=`, which all parties know. A private task requires a file.
-        repeats: True lets the run start anew after the removal of a party. A private task requires False, because ε
+        repeats: True lets averages restart after the removal of a party. A private task requires False, because ε
             covers each release only once.
         faults: Injected faults on top of the network's, for trials in asynchronous mode. None: no injected faults.
         fault_seed: Seed of the injected faults, 0 or more.
@@ -177,7 +177,7 @@ class Peers(Engine, Configured):
             raise InvalidInput("Peers.repeats", True, allowed)
 
     def _origin(self, recipe: ProgramRecipe, states: PyTree, data: PyTree, code: bytes) -> Origin:
-        """Return digests of this party's inputs. Make a missing secret, unless there is a checkpoint."""
+        """Return digests of this party's inputs. Create a missing secret file, unless there is a checkpoint."""
         given = arrays_digest(data), arrays_digest(states), problem_digest(code, recipe.parts)
         if self.secret is None:
             return Origin(*given)
@@ -312,7 +312,7 @@ def refused_by_name(names: list[str], refused: Mapping[int, Mapping[str, int]]) 
 
 
 class Connection(NamedTuple):
-    """How a party connects to others: the addresses of its neighbors, its own address and its certificate."""
+    """Connection data of a party: the addresses of its neighbors, its own address and its certificate."""
 
     client: int
     links: Mapping[str, Address | None]  # neighbors by name, with the address to dial; None: the neighbor dials
@@ -342,7 +342,7 @@ class PeerSession:
             self.on_begin()
 
     def leave(self) -> None:
-        """Leave the run for good, as soon as its program allows it."""
+        """Leave the run for good, at the next exchange of mass in its program."""
         self.leaves = True
         self.peer.leave()
 

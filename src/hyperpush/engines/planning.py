@@ -21,7 +21,7 @@ from hyperpush.engines.result import Recorder, RowClock, RunResult, record_shape
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.programs import Profile, all_clients, bytes_of, one_client
 
-LARGE = 1 << 24  # bytes
+LARGE = 1 << 24  # bytes; larger arrays of ones are stored as a single number
 
 
 @final
@@ -35,7 +35,7 @@ class Planner(Engine):
     pieces: list[dict[str, Any]] = eqx.field(static=True, default_factory=list)
 
     def active(self) -> AbstractContextManager[None]:
-        """Return a context in which this planner replaces the compiled engines."""
+        """Return a context manager in whose block this planner replaces the compiled engines."""
         return surround(engine=self)
 
     def execute(self, request: Request) -> RunResult:

@@ -98,7 +98,7 @@ class RunResult:
     floats: int  # numbers that each client sent (a message to several receivers counts once)
     work: Work  # gradients and products that each client computed, by kind and data set (server work is not counted)
     history: dict[str, PyTree]  # by loop: values of its record function, leaves [records, clients, …]
-    late: int = 0  # messages dropped for missing their round (the simulator counts those under way at the end)
+    late: int = 0  # messages dropped because they missed their round; in the simulator also those in transit at the end
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
     # Messages with invalid content from other parties: counts by name of the party and by reason.
     refused: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -99,7 +99,7 @@ def evaluate(
         data: Every client's private data, clients on axis 0.
         key: Random key, from which all draws follow.
         step: Network time at the start.
-        record: What to record in a loop, by the loop's name: a `Recorder`, or a function of one client's state and
+        record: Values to record in loops, by the loop's name: a `Recorder`, or a function of one client's state and
             context. None records nothing.
         every: Number of iterations between recorded rows, 1 or more.
         clients_per_batch: Number of clients that are computed at a time, 1 or more; None: all at once.

@@ -41,7 +41,7 @@ class Threads(Engine):
         return "" if self.faults is None else "peers that lose messages"
 
     def execute(self, request: Request) -> RunResult:
-        """Run a request with one peer per client, each in a thread."""
+        """Run the program of a request with one peer per client, each in a thread."""
         network, key = request.network, request.key
         hub = MemoryTransport(network.clients, self.faults, keys.faults_key(key), self.deadline)
         peers = [

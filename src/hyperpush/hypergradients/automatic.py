@@ -1,4 +1,4 @@
-"""The best estimator that data, privacy, trust and the engine allow."""
+"""Choose the estimator from data, privacy, trust and engine."""
 
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ STEPS = LOSSY_STEPS  # number of steps if clients cannot vote on ending
 
 
 class Automatic(HypergradientEstimator):
-    """The best estimator that data, privacy, trust and the engine allow. The status names it and the reason.
+    """The best estimator for the data, privacy, trust and engine. The status names the choice and the reason.
 
     | situation | choice |
     |---|---|

@@ -1,4 +1,4 @@
-"""Common base and state of the hypergradient estimators."""
+"""The base class of hypergradient estimators, and their state."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -54,7 +54,7 @@ class HypergradientEstimator(Method):
             raise InvalidInput("method", f"{name} on a private task", f"TrackedHGP or HGP: {name} tolerates no noise")
 
     def after(self: E, inner: InnerSolver) -> tuple[InnerSolver, E]:
-        """Return the inner solver and the estimator, adapted to each other."""
+        """Return the inner solver and the estimator with options that suit each other, such as observed links."""
         return inner.observing(False) if inner.option("observe") is None else inner, self
 
     def memory(self, params: PyTree, hyper: PyTree) -> PyTree:

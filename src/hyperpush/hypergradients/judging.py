@@ -81,7 +81,7 @@ def _given(state: TreeState, vector: Float[Array, " d"]) -> TreeState:
 
 
 def take_center(state: TreeState, mean: Float[Array, " d"]) -> TreeState:
-    """Return the state with the mean params x̄ in `x` and the distance of the client's own params."""
+    """Return the state with the mean params x̄ in `x` and the distance of the client's own params from x̄."""
     assert state.judged is not None
     extent = norm(mean)
     away = over(norm(ravel_pytree(state.params)[0] - mean), extent)
@@ -90,7 +90,7 @@ def take_center(state: TreeState, mean: Float[Array, " d"]) -> TreeState:
 
 
 def take_gradient(state: TreeState, mean: Float[Array, " d"], squared: Array, terms: Any) -> TreeState:
-    """Return the state with the mean gradient at x̄, the unit of the descent towards the Newton step."""
+    """Return the state with the mean gradient at x̄; its norm is the unit of the descent towards the Newton step."""
     judged, size = state.judged, norm(mean)
     assert judged is not None
     away, values = terms

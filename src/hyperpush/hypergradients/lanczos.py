@@ -12,7 +12,7 @@ from scipy.linalg import eigvalsh_tridiagonal
 
 
 class Lanczos(eqx.Module):
-    """The orthonormal vectors so far, the next one, and the matrix in their basis, which is tridiagonal."""
+    """State of the Lanczos method: the orthonormal vectors so far, the next one, and the tridiagonal matrix."""
 
     basis: Float[Array, "*clients k d"]
     vector: Float[Array, "*clients d"]

@@ -1,5 +1,7 @@
 """Hypergradients on one machine with all clients' data: the reference for decentralized estimates.
 
+The hypergradient of the mean outer cost F̄ is, with inner costs f and outer costs F,
+
     d_{λ_i} F̄ = (1/n)∂_λ F_i − B_i (Σ_k H_k)^{-1} (1/n)Σ_j ∂_x F_j,   H_k = ∂²_xx f_k,  B_i = ∂²_λx f_i
 
 Each client's derivatives are taken at its own params, which are all equal at the solution of the inner problem. `dense`
@@ -31,7 +33,7 @@ Vector = Float[np.ndarray, " size"]
 
 
 def dense(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTree:
-    """Return the closed form with explicit Hessians, as NumPy arrays."""
+    """Return the closed form of the hypergradient with explicit Hessians, as NumPy arrays."""
     hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
     q = np.linalg.solve(hessians.sum(0), along_x.mean(0))
     return _as_hypers(along_hyper / len(hessians) - mixed @ q, hypers)
@@ -47,7 +49,10 @@ def recurrent(
     variant: Literal["gradient-first", "gradient-after"],
     weights: Literal["push", "gossip"] = "push",
 ) -> PyTree:
-    """Return B̄(I − Ā)^{-1}c_x + c_λ for the fixed point of the expected step of SGP or DSGD (`recurrent.py`)."""
+    """Return the derivative at the fixed point of the expected step of SGP or DSGD, the target of recurrent estimators.
+
+    It is B̄(I − Ā)^{-1}c_x + c_λ, with the symbols of `recurrent.py`.
+    """
     hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
     (n, d), means = along_x.shape, network.means(weights)
     mass = means.stationary()
@@ -100,7 +105,7 @@ class Minimum(NamedTuple):
     params: PyTree  # clients on axis 0
     gradient_norm: float
     first_norm: float  # norm of the gradient at the start
-    newton_step: float  # length of a Newton step from here, relative to the params: the remaining distance
+    newton_step: float  # length of the next Newton step relative to the params, an estimate of the remaining distance
 
 
 class Pooled(eqx.Module):
@@ -123,7 +128,7 @@ class Pooled(eqx.Module):
 
     @eqx.filter_jit
     def gather(self, rows: PyTree) -> Float[Array, " size"]:
-        """Return the clients' vectors as a flat one: their mean, or their concatenation if `alone`."""
+        """Return one flat vector from the clients' pytrees: their mean, or their concatenation if `alone`."""
         flat = jax.vmap(lambda row: ravel_pytree(row)[0])(rows)
         return flat.ravel() if self.alone else jnp.mean(flat, axis=0)
 

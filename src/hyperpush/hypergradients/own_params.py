@@ -1,4 +1,4 @@
-"""Measure the distance of each client's params to its own inner solution, and its effect on the hypergradient."""
+"""Measure how far each client's params are from its own inner solution, and the effect on the hypergradient."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,8 +22,8 @@ from hyperpush.solving.common import probe_of
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
-PRODUCTS = 200  # limit for one Newton step
-NEWTON_STEPS = 10  # near the client's own solution each squares the distance
+PRODUCTS = 200  # largest number of Hessian products in one Newton step
+NEWTON_STEPS = 10  # enough, because near the solution each step squares the distance
 
 
 class Step(eqx.Module):
@@ -39,7 +39,7 @@ class _State(eqx.Module):
     hyper: PyTree
     first: Float[Array, ""]  # size of the hypergradient at the first outer step; 0: unknown
     residual: Float[Array, ""]  # ‖δ_i‖/‖x_i‖
-    distance: Float[Array, ""]  # ‖δ_i‖ over the larger of ‖x_i‖ and the start
+    distance: Float[Array, ""]  # ‖δ_i‖ over the larger of ‖x_i‖ and the norm of the initial params
     short: Bool[Array, ""]  # True if the products did not suffice for δ_i
     flat: Bool[Array, ""]
     changed: PyTree  # v_i − v_i⁺
@@ -96,10 +96,10 @@ def _steps(size: int) -> int:
 
 
 class OwnJudge(eqx.Module):
-    """The rule of `hypergradients.judging` for clients that train alone, with each client's own Hessian.
+    """Judge the params of clients that train alone by the rule of `hypergradients.judging`, with own Hessians.
 
     Args:
-        common: True if hypers are common; then the mean hypergradient is compared.
+        common: True if hypers are common; then the clients' mean hypergradient is compared.
         estimates: True compares hypergradients; False only measures the distance to the clients' own solutions.
     """
 

@@ -61,7 +61,7 @@ class Backward(eqx.Module):
     source: PyTree  # c_x
     direct: PyTree  # c_λ
     u: PyTree
-    value: PyTree  # v; on a private task the vector that B_i is applied to at the end
+    value: PyTree  # v; on a private task the vector to which B_i is applied at the end
 
 
 def _is_close(given: Any, trained: Any) -> bool:
@@ -108,7 +108,7 @@ class Recurrent(HypergradientEstimator):
             raise InvalidInput(f"{type(self).__name__}.{name}", given, allowed)
 
     def _after(self, trained: Mapping[str, Any]) -> "Recurrent":
-        """Return the estimator with missing options taken from the training."""
+        """Return the estimator with options that are None taken from the training."""
         return replace(self, **{name: value for name, value in trained.items() if getattr(self, name) is None})
 
     @abc.abstractmethod
@@ -116,11 +116,11 @@ class Recurrent(HypergradientEstimator):
         """Return one backward step, on states that `begin` returns; the `last` step need not update u."""
 
     def begin(self, back: Backward) -> PyTree:
-        """Return the start state of the steps."""
+        """Return the state before the first backward step."""
         return back
 
     def back(self, state: PyTree) -> Backward:
-        """Return the `Backward` part of a state of the steps."""
+        """Return the `Backward` part of a state between backward steps."""
         return state
 
     def program(self, problem: Problem) -> Node:
@@ -178,7 +178,7 @@ class Recurrent(HypergradientEstimator):
 
 
 def find_recurrent(method: Method) -> Recurrent | None:
-    """Return the estimator with link estimates in a method; None if it has none."""
+    """Return the method or its part that is a `Recurrent` estimator, which needs link estimates; None without one."""
     return next((part for part in (method, *method.parts()) if isinstance(part, Recurrent)), None)
 
 

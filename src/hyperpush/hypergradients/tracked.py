@@ -61,16 +61,17 @@ class TrackedHGP(HypergradientEstimator):
 
         ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
 
-    The estimate ends when this bound is below the tolerance at every client, and q itself is known to a tenth.
-    Otherwise the status gives the reason: the limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or
-    an inner problem without a minimum (`"ill-posed"`). An ill-posed problem has one of two signs. The tracked gradient
-    stays constant while q moves, or the curvature is negative in about half of the changes of q or in their sum. Random
-    links hide the first sign; then the status is `"stalled"`.
+    The estimate ends when this bound is below the tolerance at every client, and the relative error of q is at most
+    0.1. Otherwise the status gives the reason: the limit of steps, no progress (`"stalled"`), rounding
+    (`"inaccurate"`), or an inner problem without a minimum (`"ill-posed"`). An ill-posed problem has one of two signs.
+    The tracked gradient stays constant while q moves, or the curvature is negative in about half of the changes of q or
+    in their sum. Random links hide the first sign; then the status is `"stalled"`.
 
     **Use it** where averages along a tree (`TreeCG`) are impossible: with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: it then
     reaches the limit of `steps`, and the status says so. **It does not detect** a mean Hessian that is singular along
-    directions in which the outer gradient is zero: the estimate passes, but the result is one of many. `hp.check` and
+    directions in which the outer gradient is zero: the
+    estimate passes. Then the result is one of many. `hp.check` and
     `TreeCG` detect this by a random probe, which would double the messages here. An estimate holds six vectors per
     client besides the params and the outer gradient, and two more for each change beyond the first that `acceleration`
     keeps. XLA needs 10 vectors per client if clients are computed in turn, as large ones are by default. It needs 18 if
@@ -170,7 +171,7 @@ class TrackedHGP(HypergradientEstimator):
         return replace(self, votes=False, pushes=self.pushes or min(network.flood_rounds(), MOST_PUSHES))
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
-        """Return one client's memory before the first outer step."""
+        """Return one client's memory before the first outer step, without any tracking."""
         return TrackedMemory.none(jnp.zeros_like(ravel_pytree(params)[0]))
 
     def program(self, problem: Problem) -> Node:

@@ -1,4 +1,4 @@
-"""The inner solver chosen from data, privacy, trust and engine."""
+"""Choose the inner solver from data, privacy, trust and engine."""
 
 from typing import Any, ClassVar
 

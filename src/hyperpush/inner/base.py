@@ -111,7 +111,7 @@ class InnerSolver(Method):
 
 
 class GradientSolver(InnerSolver):
-    """An inner solver in which each client descends along its gradient."""
+    """The base class of inner solvers in which each client descends along its own gradient."""
 
     can_find_step: ClassVar[bool] = False  # True if it finds a step size where neither that nor an optimizer is given
 
@@ -151,7 +151,7 @@ def _sgd_of_memory() -> optax.GradientTransformation:
 
 
 class ObservingSolver(GradientSolver):
-    """A solver whose clients mix params with their neighbors in every step, and can observe their links meanwhile."""
+    """The base class of solvers whose clients mix params with neighbors in every step and can observe their links."""
 
     observe: bool | None = eqx.field(static=True, default=None, kw_only=True)
 

@@ -22,8 +22,8 @@ class LocalSGD(GradientSolver):
 
         x_i ← x_i − η ∇f_i(x_i)
 
-    **It stops near each client's own solution**: on all examples it converges slowly, as gradient descent. With
-    mini-batches and a constant η it ends about η away.
+    **It stops near each client's own solution**: on all examples it converges slowly, like gradient descent. With
+    mini-batches and a constant η it ends about η away from the solution.
 
     **Use it** as the baseline without cooperation, and for methods with separate params for each client. **Avoid it**
     where clients should share params: each ends at the solution of its own cost.

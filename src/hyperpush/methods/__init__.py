@@ -1,1 +1,1 @@
-"""Shared parts of inner solvers, estimators and algorithms: base class, optimizers, and the registry of names."""
+"""Shared code of inner solvers, estimators and algorithms: base class, optimizers, and the registry of names."""

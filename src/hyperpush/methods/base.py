@@ -1,8 +1,9 @@
-"""Base of inner solvers, hypergradient estimators and algorithms: checked options, and `info`.
+"""Base class of inner solvers, hypergradient estimators and algorithms: checked options, and `info`.
 
-A method is a frozen module whose fields are its options. Options that shape its program (lengths, names, switches) are
-static: a new value compiles anew. Numbers are leaves. They are Python floats in the method, so that it can be compared,
-hashed and written to TOML. Engines trace them, so a new number does not compile anew.
+A method is a frozen module whose fields are its options. Options that shape its program (numbers of steps, names,
+switches) are static: a new value compiles a new program. Other numbers are leaves. They are Python floats in the
+method, so that methods can be compared, hashed and written to TOML. Engines trace these numbers, so a new number needs
+no compilation.
 """
 
 import abc
@@ -23,24 +24,26 @@ Target = Literal["global", "client", "local", "direct", "inner"]
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """Facts for choosing a method; printed by `hyperpush list --methods`.
+    """Facts about a method that help to choose one; `hyperpush list --methods` prints them.
 
     Args:
-        network: Demands on its links: none (`"any"`), messages both ways (`"two-way"`) or both ways at once
-            (`"undirected"`), a server or an exact average (`"server"`), or no links at all (`"none"`).
-        target: The cost that it lowers. `"global"`: the mean outer cost. `"client"`: each client's outer cost at the
-            common inner solution; `"local"`: at its own inner solution; `"direct"`: at fixed params. `"inner"`: the
-            inner cost.
-        sends: Messages of each client.
-        paper: Source of the method.
-        note: Departure from its target, or further demands on its network; empty if there is nothing to add.
-        matrices: True if it forms or sends Jacobians or Hessians.
-        fixed_point: End point of a bilevel algorithm with outer consensus (see `hyperpush.algorithms.base`).
-        private: True if it has a form with differential privacy.
-        stable: True if its options are settled.
-        lossy: True if it tolerates lost messages.
-        joint: True if it takes an outer cost of all clients together.
-        example: Options that make it cheap to try.
+        network: Requirements on the network. `"any"`: any directed links. `"two-way"`: each link can carry messages in
+            both directions. `"undirected"`: each link carries messages in both directions in the same round.
+            `"server"`: a server or an exact average. `"none"`: no links at all.
+        target: The cost that the method minimizes or differentiates. `"global"`: the mean outer cost. `"client"`: each
+            client's outer cost at the common inner solution. `"local"`: each client's outer cost at its own inner
+            solution. `"direct"`: each client's outer cost at fixed params. `"inner"`: the inner cost.
+        sends: The messages that each client sends.
+        paper: The publication that the method comes from.
+        note: Departure from the target, or further requirements on the network; empty if there is nothing to add.
+        matrices: True if the method forms or sends Jacobians or Hessians.
+        fixed_point: End point of a bilevel algorithm with outer consensus (see `hyperpush.algorithms.base`); empty for
+            other methods.
+        private: True if the method has a form with differential privacy.
+        stable: True if the method's options are not expected to change.
+        lossy: True if the method tolerates lost messages.
+        joint: True if the method takes an outer cost of all clients together.
+        example: Options with which the method is cheap to try.
 
     Example:
         >>> import hyperpush as hp
@@ -63,7 +66,10 @@ class MethodInfo:
 
 
 class _InfoByOptions:
-    """`info` of a class whose facts depend on its options: the usual facts of the class, its own of each object."""
+    """Descriptor for `info` of a class whose facts depend on options.
+
+    Reading it from the class gives the usual facts; reading it from an object gives the facts for the object's options.
+    """
 
     def __init__(self, usual: MethodInfo, own: Callable[[Any, MethodInfo], MethodInfo]):
         self.usual, self.own = usual, own
@@ -73,10 +79,10 @@ class _InfoByOptions:
 
 
 def info_by_options(usual: MethodInfo, own: Callable[[Any, MethodInfo], MethodInfo]) -> MethodInfo:
-    """Return an `info` that depends on options.
+    """Return an `info` for a class of methods whose facts depend on the options of an object.
 
     Args:
-        usual: The facts of the class, for lists and errors before there is an object.
+        usual: The facts of the class, for lists, and for errors that are raised before an object exists.
         own: A function of (object, usual facts) that returns the facts of the object.
 
     Example:
@@ -93,13 +99,13 @@ def info_by_options(usual: MethodInfo, own: Callable[[Any, MethodInfo], MethodIn
 
 
 class Method(Configured):
-    """An inner solver, a hypergradient estimator or an algorithm.
+    """Base class of inner solvers, hypergradient estimators and algorithms.
 
-    A subclass has `info`, fields, a `__check_init__` that checks their ranges, and `program`. The base class checks
-    types, choices and nested objects by the annotations.
+    A subclass defines `info`, fields for its options, a `__check_init__` that checks their ranges, and `program`. The
+    base class checks types, choices and nested objects by the fields' annotations.
 
-    Verbs read `info`, the facts below, the options of a fixed meaning (`option`), and the six hooks: `program`,
-    `parts`, `bind`, `choice`, `check` and `status`.
+    Verbs read `info`, `trains`, `judges`, `loop` and `caveat`. They read options whose names have a fixed meaning, such
+    as `batch_size`, with `option`. They call the methods `program`, `parts`, `bind`, `choice`, `check` and `status`.
 
     Example:
         >>> import hyperpush as hp
@@ -109,8 +115,8 @@ class Method(Configured):
     """
 
     info: ClassVar[MethodInfo]
-    trains: ClassVar[bool] = False  # True if it trains itself from the given params
-    judges: ClassVar[bool] = False  # True if its report measures how far params are from solved
+    trains: ClassVar[bool] = False  # True for an estimator that also trains the params, from the given ones
+    judges: ClassVar[bool] = False  # True if the method's report measures how far params are from an inner solution
 
     @property
     def loop(self) -> str:
@@ -119,29 +125,32 @@ class Method(Configured):
 
     @property
     def caveat(self) -> str:
-        """Reason for its status why its params are not quite the solution; empty if they may be."""
+        """Reason, shown in the status, why the params stay off the exact solution; empty without such a bias."""
         return ""
 
     @abc.abstractmethod
     def program(self, problem: Problem) -> Node:
-        """Return one client's program on the states of this kind of method."""
+        """Return the program that each client runs on its state, such as `InnerState` for inner solvers."""
 
     def parts(self) -> Iterator["Method"]:
-        """Yield the methods that it contains."""
+        """Yield the methods that this method contains, such as the inner solver of an algorithm."""
         yield from ()
 
     def bind(self: M, network: Any, engine: Any = None, task: Any = None) -> M:
-        """Return the method adapted to a network and a task; an `engine` of None loses no messages."""
+        """Return the method with settings for this network, engine and task.
+
+        With `engine=None`, no message is assumed to be lost.
+        """
         return self
 
     def choice(self, engine: Any, task: Any, network: Any = None) -> str:
-        """Return the method that it chooses, and the reason; empty if there is nothing to choose."""
+        """Return a text with the method that an automatic method chooses, and the reason; empty for other methods."""
         return ""
 
     def check(self, task: Any, network: Any = None) -> None:
-        """Refuse a task that the method cannot work on, and a network beyond the demands in `info.network`.
+        """Raise InvalidInput if the method cannot work on a task or a network.
 
-        Checks common to all methods come before. A `network` of None checks the task alone.
+        Verbs have checked before that the network fits `info.network`. With `network=None`, only the task is checked.
         """
         if task.joint and not self.info.joint and self.info.target != "inner":
             given = f"{type(task.outer).__name__}, a cost of all clients together"
@@ -149,18 +158,18 @@ class Method(Configured):
             raise InvalidInput("task.outer", given, allowed)
 
     def status(self, states: Any) -> Status:
-        """Return the status of the result, from the final states of all clients."""
+        """Return the status of the result, computed from the final states of all clients."""
         return Status()
 
     @classmethod
     def usage(cls) -> str:
-        info = getattr(cls, "info", None)  # a class of a user may lack it
+        info = getattr(cls, "info", None)  # a user's class may lack `info`
         named = ", ".join(f"{name}=…" for name in info.example) if info is not None else ""
         return f"{cls.__name__}({named})" if named else super().usage()
 
     @classmethod
     def example(cls: type[M]) -> M:
-        """Return a cheap instance with valid options."""
-        from hyperpush.methods.registry import construct  # it imports every method
+        """Return an instance with valid options that is cheap to run."""
+        from hyperpush.methods.registry import construct  # the registry imports every method
 
         return construct(cls, dict(cls.info.example), cls.__name__)

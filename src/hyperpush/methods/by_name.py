@@ -1,4 +1,4 @@
-"""Networks by name, for the command line and the studies."""
+"""Make networks by name, for the command line and the studies."""
 
 import inspect
 
@@ -6,13 +6,13 @@ from hyperpush.networks.base import Network
 
 
 def network(name: str, clients: int, default_seed: int = 0, **options: object) -> Network:
-    """Return the network of a name such as `"random-directed"`, or of `"module:Class"`.
+    """Return the network with a name such as `"random-directed"` or `"module:Class"`.
 
     Args:
         name: A registered name; `hyperpush list` shows them. Case and dashes do not matter.
         clients: Number of clients.
-        default_seed: The seed of families that have one; `seed` in `options` takes precedence.
-        options: The options of the family's class.
+        default_seed: The seed for network classes with an option `seed`, unless `options` contain `seed`.
+        options: Options of the network's class, by name.
 
     Raises:
         InvalidInput: The network or an option does not exist, or an option is out of range. The message names the key.

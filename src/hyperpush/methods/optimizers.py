@@ -1,4 +1,4 @@
-"""Optimizers as values: they can be compared, hashed and written to TOML."""
+"""Describe Optax optimizers by name and options, so that they can be compared, hashed and written to TOML."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,17 +17,19 @@ from hyperpush.base.options import Configured
 from hyperpush.base.schedules import Schedule, StepSize, check_step_size
 
 BY_NAME = "by-name"
-# Numbers whose rounding does no harm. Others stay Python numbers: optax takes 1 − b2, which a traced b2 would round.
+# Options that are traced, because rounding them to float32 does no harm. All other options stay Python numbers: Optax
+# computes 1 − b2, which would lose digits with a traced b2.
 _TRACED = ("learning_rate", "weight_decay", "momentum")
-# A client's step lacks the cost's value, which the first two need, and the key that noise needs.
-_UNSUITED = ("lbfgs", "polyak_sgd", "noisy_sgd", "optimistic_adam")  # the last is deprecated
+# Optimizers that do not work here. A client's step does not provide the value of the cost, which the first two need,
+# or the random key that the third needs. The last is deprecated.
+_UNSUITED = ("lbfgs", "polyak_sgd", "noisy_sgd", "optimistic_adam")
 
 
 class Optimizer(Configured):
-    """An Optax optimizer by name and options; made by `hp.optimizer`."""
+    """An Optax optimizer, described by its name and options; `hp.optimizer` makes it."""
 
     name: str = eqx.field(static=True)
-    traced: tuple[str, ...] = eqx.field(static=True)  # names of `numbers`
+    traced: tuple[str, ...] = eqx.field(static=True)  # names of the options in `numbers`
     numbers: tuple[Any, ...]
     constants: tuple[tuple[str, Any], ...] = eqx.field(static=True)
 
@@ -36,23 +38,23 @@ class Optimizer(Configured):
         return 'hp.optimizer("adam", learning_rate=…)'
 
     def options(self) -> dict[str, Any]:
-        """Return the options that it was made with."""
+        """Return the options with which the optimizer was made, by name."""
         return {**dict(zip(self.traced, self.numbers, strict=True)), **dict(self.constants)}
 
     def with_options(self, **changes: Any) -> "Optimizer":
         return optimizer(self.name, **{**self.options(), **changes})
 
     def build(self) -> optax.GradientTransformation:
-        """Return Optax's transformation."""
+        """Return the Optax gradient transformation that this object describes."""
         return _optimizers()[self.name](**self.options())
 
 
 class ByName(Optimizer):
-    """An optimizer for each entry of a dict; made by `hp.optimizer("by-name", …)`."""
+    """A separate optimizer for each entry of a dict of params; `hp.optimizer("by-name", …)` makes it."""
 
     @staticmethod
     def of(parts: Mapping[str, Any]) -> "ByName":
-        """Return the optimizer that updates each entry by its own part."""
+        """Return the optimizer that updates each entry of a dict by the optimizer in `parts` with the same name."""
         for name, each in parts.items():
             if not isinstance(each, Optimizer):
                 raise InvalidInput(f"optimizer.{BY_NAME}.{name}", each, f"an optimizer such as {Optimizer.usage()}")
@@ -78,13 +80,14 @@ class ByName(Optimizer):
 
 
 def optimizer(name: str, **options: Any) -> Optimizer:
-    """Make an Optax optimizer, as a value that can be compared and written to TOML.
+    """Describe an Optax optimizer by name and options, so that it can be compared and written to TOML.
 
     Args:
-        name: Its name in Optax: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"lion"`, …. `"by-name"` takes an optimizer
-            for each entry of a dict, such as the hypers of several recipes.
-        options: Options of Optax by name. `learning_rate` is a number or `hp.schedule(…)`. It, `weight_decay` and
-            `momentum` are traced: a new number does not compile anew.
+        name: Name of the optimizer in Optax, such as `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"` or `"lion"`. With
+            `"by-name"`, the options are optimizers, one for each entry of a dict, such as the hypers of several
+            recipes.
+        options: Options of the Optax optimizer, by name. `learning_rate` is required: a number above 0 or
+            `hp.schedule(…)`. New numbers for `learning_rate`, `weight_decay` and `momentum` need no compilation.
 
     Raises:
         InvalidInput: The optimizer or the option does not exist in Optax, or the option is of the wrong kind.
@@ -120,7 +123,7 @@ def optimizer(name: str, **options: Any) -> Optimizer:
 
 
 def _check_built(label: str, made: Optimizer, constants: dict[str, Any]) -> None:
-    """Refuse options that Optax accepts but fails with in the first step."""
+    """Raise InvalidInput for options that Optax accepts but with which the first step fails."""
     try:
         jax.eval_shape(lambda x: made.build().update(x, made.build().init(x), x), jnp.zeros(()))
     except Exception as error:  # Optax may raise anything
@@ -130,7 +133,7 @@ def _check_built(label: str, made: Optimizer, constants: dict[str, Any]) -> None
 
 @lru_cache(maxsize=1)
 def _optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Return Optax's optimizers by name."""
+    """Return the functions of Optax that make optimizers, by name, except `_UNSUITED`."""
     functions = {name: each for name, each in vars(optax).items() if inspect.isfunction(each)}
     return {
         name: each
@@ -142,7 +145,7 @@ def _optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 
 def check_optimizer(name: str, step_size: object, optimizer: object) -> None:
-    """Refuse a solver that has neither a step size nor an optimizer, or both."""
+    """Raise InvalidInput unless a solver has either a step size or an optimizer; `name` is the solver's name."""
     field, either = f"{name}.step_size", "a number or hp.schedule(…) for plain SGD, or else an optimizer"
     if optimizer is None:
         if step_size is None:
@@ -155,14 +158,17 @@ def check_optimizer(name: str, step_size: object, optimizer: object) -> None:
 def build(
     step_size: StepSize | None, optimizer: Optimizer | optax.GradientTransformation | None
 ) -> optax.GradientTransformation:
-    """Return plain SGD for a step size, else the optimizer's transformation. Exactly one of both is given."""
+    """Return plain SGD for a step size, else the transformation of the optimizer. One of the arguments is None."""
     if optimizer is None:
-        return optax.sgd(cast(float, step_size))  # or a schedule
+        return optax.sgd(cast(float, step_size))  # the step size may also be a schedule
     return optimizer.build() if isinstance(optimizer, Optimizer) else optimizer
 
 
 def as_transformation(field: str, given: Any) -> optax.GradientTransformation:
-    """Return an optimizer's transformation; refuse all but `hp.optimizer(…)` and transformations of Optax."""
+    """Return the transformation of `hp.optimizer(…)`, or an Optax transformation as it is.
+
+    Anything else raises InvalidInput.
+    """
     if isinstance(given, Optimizer):
         return given.build()
     if isinstance(given, optax.GradientTransformation):

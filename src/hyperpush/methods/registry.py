@@ -1,7 +1,7 @@
-"""Methods, networks and recipes by name: found automatically, made from tables of options, and written back to them.
+"""Find methods, networks and recipes by name, make them from tables of options, and write them back as tables.
 
-Public classes in the modules of their kind's package are registered without a list. So are classes that a distribution
-names in an entry point of the group `hyperpush.methods`.
+All public classes in the modules of a kind's package are registered automatically. Classes that an installed
+distribution names in the entry point group `hyperpush.methods` are registered, too.
 """
 
 import importlib
@@ -27,12 +27,12 @@ from hyperpush.methods.optimizers import BY_NAME, Optimizer, optimizer
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of classes: their package, their base class, and their name in errors."""
+    """A kind of registered classes, such as inner solvers or networks."""
 
     package: str
-    base: str  # module:Class
-    one: str
-    extensible: bool = True  # True for the one kind per base class that takes classes of other distributions
+    base: str  # the base class, as module:Class
+    one: str  # name of one object of this kind in error messages
+    extensible: bool = True  # True if classes of other distributions join this kind; one kind per base class has True
 
 
 KINDS: dict[str, _Kind] = {
@@ -71,7 +71,7 @@ def registered(kind: str) -> Mapping[str, type]:
 
 @cache
 def extension_classes() -> tuple[Mapping[str, type], Mapping[str, HyperpushError]]:
-    """Return the classes of other distributions by name, and the errors of those that cannot be loaded."""
+    """Return the classes of other distributions by name, and the errors of classes that cannot be loaded."""
     found, broken = {}, {}
     for name, point in extensions(METHODS).items():
         try:
@@ -87,9 +87,9 @@ def broken() -> Mapping[str, HyperpushError]:
 
 
 def find(kind: str, name: Any, field: str | None = None) -> type:
-    """Return the class of a registered name, ignoring case and dashes, or of `module:Class`.
+    """Return the class with a registered name, or the class that `module:Class` names.
 
-    Modules in the current directory can be imported.
+    Case and dashes of a registered name do not matter. Modules in the current directory can be imported.
 
     Raises:
         InvalidInput: The name does not exist, the module does not import, or the class is not of this kind.
@@ -108,7 +108,9 @@ def find(kind: str, name: Any, field: str | None = None) -> type:
 
 
 def build(kind: str, table: Any, field: str) -> Any:
-    """Make the object that a table `{name = …, option = …}` describes; nested tables make methods, schedules, ….
+    """Make the object that a table `{name = …, option = …}` describes.
+
+    Nested tables describe options that are objects, such as methods or schedules.
 
     Raises:
         InvalidInput: The table is invalid. The message has the option's dotted key, such as `method.inner.step_size`.
@@ -120,7 +122,7 @@ def build(kind: str, table: Any, field: str) -> Any:
 
 
 def table(given: Any) -> dict[str, Any]:
-    """Return the table from which an object can be made again: its name and all options that are not defaults.
+    """Return the table that describes an object: its name, and all options that differ from their defaults.
 
     Raises:
         InvalidInput: An option is a Python object that no table can hold, such as a function.
@@ -143,12 +145,12 @@ def table(given: Any) -> dict[str, Any]:
 
 
 def kind_of(given: object) -> str | None:
-    """Return the kind of a registered method or network; None if it is not registered."""
+    """Return the kind of an object whose class is registered, such as `"inner"`; None if it is not registered."""
     return next((kind for kind in KINDS if type(given) in registered(kind).values()), None)
 
 
 def base_of(kind: str) -> type:
-    """Return the base class of a kind."""
+    """Return the base class of a kind of registered classes, such as `InnerSolver` for `"inner"`."""
     module, _, name = KINDS[kind].base.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -160,7 +162,10 @@ def _public_classes(module: types.ModuleType) -> Iterator[type]:
 
 
 def _is_offered(each: type) -> bool:
-    """True for concrete classes that can be used by name: methods need `info`, networks an argument `clients`."""
+    """Return True for concrete classes that can be used by name.
+
+    Methods need an attribute `info`, and networks need a name and an argument `clients`.
+    """
     if inspect.isabstract(each):
         return False
     if issubclass(each, (base_of("engines"), base_of("hooks"))):
@@ -188,19 +193,22 @@ def _import_class(kind: str, name: str, field: str) -> type:
 
 
 def _as_table(given: Any, field: str) -> dict[str, Any]:
-    """Return a copy of a table; refuse anything else."""
+    """Return a copy of a table as a dict; raise InvalidInput if `given` is not a table."""
     if not isinstance(given, Mapping):
         raise InvalidInput(field, given, "a table with a name and options")
     return dict(given)
 
 
 def construct(make: Callable[..., Any], options: Mapping[str, Any], field: str) -> Any:
-    """Make an object from a table; its errors name the dotted key."""
+    """Make an object from a table of options; errors name the option by its dotted key."""
     return annotations.construct(make, options, field, _read_table)
 
 
 def read_value(annotation: Any, given: Any, field: str) -> Any:
-    """Convert a value of a table to an annotation; nested tables become methods, schedules, optimizers or modules."""
+    """Convert a value in a table to the type that an annotation asks for.
+
+    Nested tables become methods, schedules, optimizers or other modules.
+    """
     return read_option(annotation, given, field, _read_table)
 
 
@@ -228,7 +236,7 @@ def _read_table(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) 
 
 
 def _by_function(make: Callable[..., Any], options: dict[str, Any], field: str, label: str) -> Any:
-    """Make a schedule or an optimizer from a table, by `hp.schedule` or `hp.optimizer`."""
+    """Make a schedule or an optimizer from a table, with `make` being `hp.schedule` or `hp.optimizer`."""
     if "name" not in options:
         raise InvalidInput(f"{field}.name", None, f"the name of the {label}")
     if make is optimizer and isinstance(options.get("learning_rate"), Mapping):

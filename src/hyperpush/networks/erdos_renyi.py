@@ -1,4 +1,4 @@
-"""One random graph, drawn once."""
+"""Erdős–Rényi networks: a random graph that is drawn once."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Any graph, from networkx."""
+"""Networks with the links of a networkx graph."""
 
 from typing import ClassVar
 

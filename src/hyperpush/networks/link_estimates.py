@@ -1,4 +1,4 @@
-"""Estimates of a client's links, made while it trains."""
+"""Estimates of the weights and frequencies of a client's links, made while the client trains."""
 
 from dataclasses import replace
 

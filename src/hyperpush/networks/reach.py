@@ -58,7 +58,7 @@ def periodic_flood(frames: Sequence[scipy.sparse.csr_array]) -> int:
 
 
 def _rounds(unfolded: scipy.sparse.csr_array, starts: list[int] | None, clients: int) -> np.ndarray:
-    """Return the rounds from each start (phase, client) to each client, in any phase."""
+    """Return the rounds from each start (phase, client) until each client is reached, at whatever phase."""
     distances = shortest_path(unfolded, unweighted=True, indices=starts)
     return distances.reshape(distances.shape[0], -1, clients).min(axis=1)
 

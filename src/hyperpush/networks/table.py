@@ -79,7 +79,7 @@ class LinkTable(eqx.Module):
         return self.rows(self.alive, step, senders), targets
 
     def frames(self) -> list[scipy.sparse.csr_array]:
-        """Return the links of each step as a matrix, the form from which the table was built."""
+        """Return the links of each step as a sparse matrix, in the form of the argument `frames`."""
         frames = []
         for step, alive in enumerate(self.alive):
             senders, slots = np.nonzero(alive)

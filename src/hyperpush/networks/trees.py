@@ -39,7 +39,7 @@ Post = Callable[[Int[Array, ""], Int[Array, " n"], Int[Array, " n"]], tuple[Bool
 
 
 class Trip(NamedTuple):
-    """One average along a tree."""
+    """The course of one average along a tree: its duration, and each client's receiver, sender and messages."""
 
     rounds: Int[Array, ""]  # duration in rounds
     up: Int[Array, " n"]  # receiver of each client's partial sum; the root's entry is the root
@@ -146,7 +146,7 @@ class WaitingTree(eqx.Module):
         return Trip(rounds, up, down, sums + messages, sums + links, complete)
 
     def learn(self, step: Int[Array, ""], post: Post, lossy: bool) -> Trip:
-        """Return the trip that learns the frequencies of links; `messages` and `links` count rows of n numbers."""
+        """Return the trip that shares the frequencies of links; `messages` and `links` count rows of n numbers."""
         up, down = jnp.asarray(self.hops), jnp.asarray(self.down)
         repeat = _Repeat(lossy, jnp.asarray(self.patience), jnp.zeros((), bool))
         sums, messages, links, rounds, complete = _wait(up, down, step, post, repeat)

@@ -1,2 +1,1 @@
-"""Pages: any result as one HTML file that needs no script and no network. The room does not depend on any class of
-results."""
+"""Write a result as one HTML page without scripts or network access. This package uses no particular result class."""

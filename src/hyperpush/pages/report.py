@@ -1,4 +1,4 @@
-"""`hp.report`: the panels of a result as one self-contained HTML page, and the same numbers as JSON beside it."""
+"""Write the panels of a result as one self-contained HTML page, and the same numbers as JSON beside it: `hp.report`."""
 
 import base64
 import json
@@ -27,9 +27,9 @@ def report(
 
     Args:
         result: The result of any verb, `hp.load(folder)`, or an object with `panels()`.
-        path: The page, a name that ends in `.html`. The JSON file has the same name with `.json`.
-        overwrite: True replaces existing files. False refuses them.
-        title: The heading; None: the class of the result.
+        path: Path of the page, which ends in `.html`. The JSON file has the same name with `.json`.
+        overwrite: True replaces existing files. False raises InvalidInput if a file exists.
+        title: The heading; None takes the name of the result's class.
         about: Sentences under the heading.
 
     Returns:
@@ -37,7 +37,7 @@ def report(
 
     Raises:
         InvalidInput: The object lacks panels, a file exists or cannot be written, or the extra `pages` is missing.
-            Nothing is half-written.
+            No file is written partially.
 
     Example:
         >>> import tempfile
@@ -61,7 +61,10 @@ def report(
 
 
 def check_path(path: Any, overwrite: bool = False) -> Path:
-    """Return the page to write; refuse what would fail after the work: names, folders, existing files, no extra."""
+    """Return the path of the page to write; raise InvalidInput if writing would fail after the page is made.
+
+    Reasons are the file name, a missing or read-only folder, existing files, and a missing extra.
+    """
     if not isinstance(path, str | Path) or Path(path).suffix not in (".html", ".htm"):
         raise InvalidInput("path", str(path), "a file name that ends in .html")
     page = Path(path)
@@ -108,7 +111,7 @@ def cell(value: Any) -> str:
 
 
 def _part(panel: Panel, number: int) -> dict[str, Any]:
-    """Return the template's data of a panel."""
+    """Return the data of one panel that the HTML template reads."""
     part: dict[str, Any] = {"title": panel.title, "kind": panel.kind, "note": panel.note, "numbers": panel.numbers}
     if panel.kind in DRAWN:
         part["svg"] = drawing().svg(panel, f"p{number}-")
@@ -121,7 +124,7 @@ def _part(panel: Panel, number: int) -> dict[str, Any]:
 
 
 def as_table(panel: Panel) -> tuple[list[str], list[list[Any]]]:
-    """Return the numbers of a picture as columns and rows."""
+    """Return the numbers of a picture as a table: its column names and its rows."""
     numbers = panel.numbers
     if panel.kind == "heat":
         rows = zip(numbers["rows"], numbers["values"], strict=True)

@@ -1,4 +1,4 @@
-"""Personal models for every client: recipes for the personal parts, baselines, and scores."""
+"""Personal models for every client: recipes that define the personal parts, baselines, and accuracies."""
 
 from hyperpush.personalize.baselines import ClusteredFL as ClusteredFL
 from hyperpush.personalize.baselines import FedAvgPlus as FedAvgPlus

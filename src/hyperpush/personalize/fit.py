@@ -40,17 +40,17 @@ from hyperpush.verbs.train import train as train_params
 INNER = SGP(200, 0.1)
 # A short series stays bounded where a model's Hessian is indefinite, for step sizes below 1 / λ_max.
 HYPERGRADIENT = HGP(10, 10, 0.1, keep_mass=True)
-STEPS = 8  # of the hypers
+STEPS = 8  # default number of steps of the hypers
 
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """One client's personal model.
+    """One client's personal model, which predicts the classes of inputs.
 
     Attributes:
         name: The client's name.
         params: The shared part, as this client holds it.
-        hyper: The personal part.
+        hyper: The personal part, with one entry per recipe.
         recipes: Recipes that combine both parts into predictions.
         model: The classifier.
     """
@@ -80,7 +80,7 @@ class PersonalModel:
 
 
 class _Personal(Result):
-    """Shared methods of results of a recipe's task."""
+    """Methods that all results of a recipe's task share."""
 
     def client(self, name: str | int) -> Any:
         """Return one client's `PersonalModel`, by name or number."""
@@ -130,15 +130,15 @@ def fit(
 ) -> PersonalSolution | PersonalTraining:
     """Fit a personal model for every client, from a classifier of the user.
 
-    Recipes define the shared and the personal parts; any of them combine (`Product`). The shared part is trained on
-    `train`. `PDBO` moves the personal parts to lower the mean cost on `validation`. A baseline is trained on `train`
-    alone.
+    Recipes split the model into a shared part and personal parts; several recipes can be combined (`Product`). The
+    shared part is trained on `train`. `PDBO` moves the personal parts to lower the mean cost on `validation`. A
+    baseline is trained on `train` alone.
 
     Args:
         model: An Equinox module that takes one input and returns its logits; a function key -> such a module; an object
             with `init(key)` and `apply(params, inputs)`, such as a Flax module; or a pair of these two functions, which
-            take many inputs. An Equinox module starts from its own numbers. Several models (`MTL`) start from these,
-            shuffled within each array; pass a function for other starts.
+            take many inputs. Training of an Equinox module starts from the numbers that it holds. Several models
+            (`MTL`) start from these numbers, shuffled within each array; pass a function for other starts.
         recipes: The personal parts: `hp.personalize.PL()`, or several such as `[MTL(models=5), Clean()]`. Or a
             baseline, an inner solver such as `hp.personalize.FedProx(…)`.
         network: The network, with one node per client.
@@ -149,17 +149,18 @@ def fit(
         holdout: Examples for choosing the best step by mean accuracy; None takes the last step.
         outer_on: Data set for fitting the personal parts; None is `"validation"`. With `"train"`, as in the papers,
             `validation` takes the place of `holdout`.
-        method: Another algorithm or inner solver for the recipes' task. None: `PDBO` with the next five options.
+        method: Another algorithm or inner solver for the recipes' task. None takes `PDBO` with the options `inner`,
+            `hypergradient`, `outer`, `steps` and `ties`, which no other method accepts.
         inner: Solver of the shared part, before the first and after each step of the personal parts. None:
-            `hp.SGP(200, 0.1)`. Baselines accept none of these five options.
-        hypergradient: The estimator. None: `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
+            `hp.SGP(200, 0.1)`.
+        hypergradient: The hypergradient estimator. None: `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
         outer: Optimizer of all personal parts. None: the `outer` of each recipe.
         steps: Steps of the personal parts, 0 or more. None: 8.
         ties: `hp.algorithms.Ties(graph, strength, entries=("mtl",))` keeps hypers of neighbors on a graph alike. None:
             no ties.
         l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with larger rates.
         classes: Number of classes; None takes it from the model's output.
-        names: The clients' names; None numbers them.
+        names: The clients' names; None names them by their numbers.
         private: Options of `hp.Task.private`, such as `{"clip": 1.0, "noise": hp.privacy.Gaussian(20.0), …}`; None
             adds no noise. The choice of the best step is then noisy and counted, too. For the noise of a given ε use
             `Product.task`, `hp.within_budget` and `hp.solve`.
@@ -243,7 +244,7 @@ def _choose(recipes: Any, method: Any) -> tuple[Product, InnerSolver | Algorithm
 
 
 def _refuse_unused(method: InnerSolver | Algorithm, given: dict[str, Any]) -> None:
-    """Refuse options of the default method where another one is used."""
+    """Raise `InvalidInput` for options of the default method if another method is used."""
     for option, value in given.items():
         if value is not None:
             name, options = type(method).__name__, ", ".join(method.options())
@@ -257,21 +258,21 @@ def _private_task(task: Task, options: object) -> Task:
 
 
 def _stop(task: Task, steps: int) -> EarlyStopping | None:
-    """Return the choice of the best step on examples that are not fitted; None without such examples."""
+    """Return the rule that chooses the best step on examples that no part is fitted to; None without such examples."""
     on = next((name for name in ("holdout", "validation") if name in task.data.sets and name != task.outer_on), None)
     bounds = None if task.privacy is None else (0.0, 1.0)
-    weighted = task.privacy is None  # private means count clients alike
+    weighted = task.privacy is None  # private means give all clients the same weight
     return None if on is None else EarlyStopping(accuracy(task), on, steps + 1, "max", weighted=weighted, bounds=bounds)
 
 
 def _train_alone(inner: InnerSolver) -> LocalSGD:
-    """Return the solver for training alone, with the same steps and step size as together."""
+    """Return a solver by which each client trains alone, with the steps, step size and optimizer of `inner`."""
     shared = ("steps", "step_size", "batch_size", "optimizer")
     return LocalSGD(**{name: value for name, value in inner.options().items() if name in shared})
 
 
 def _check_labels(task: Task) -> None:
-    """Raise InvalidInput for labels outside of the model's classes."""
+    """Raise `InvalidInput` for labels of any data set that are outside of the model's classes."""
     product, model = _parts(task)
     for name, given in task.data.sets.items():
         for kind in (Ragged, Numbered):

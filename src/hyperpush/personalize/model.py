@@ -1,4 +1,4 @@
-"""Classifiers as pure functions, and adapters for users' models."""
+"""The protocol of a classifier as pure functions, and adapters for users' models."""
 
 import inspect
 from collections.abc import Callable
@@ -26,7 +26,7 @@ REGRESSION = "recipes are for classifiers, and hp.Task takes the costs of a regr
 
 @runtime_checkable
 class Model(Protocol):
-    """A classifier as pure functions."""
+    """A classifier as pure functions: one draws its starting params, the other returns logits."""
 
     classes: int
 
@@ -59,7 +59,7 @@ class OwnModel(eqx.Module):
 
 
 class _ByInput(eqx.Module):
-    """An Equinox module without its numbers, applied to several inputs at once."""
+    """An Equinox module whose float arrays are passed as params, applied to several inputs at once."""
 
     rest: PyTree
 
@@ -74,15 +74,15 @@ def draw_several(model: Model, key: PRNGKeyArray, count: int) -> PyTree:
 
 
 def without_start(model: Model) -> Model:
-    """Return the model for use in costs, without arrays as large as data or params."""
+    """Return the model for use in costs, without its starting functions, which may hold large arrays."""
     return replace(model, start=None, fresh=None) if isinstance(model, OwnModel) else model
 
 
 def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
-    """Adapt a user's model to a classifier.
+    """Return a user's model in the form of `Model`, as pure functions.
 
-    An Equinox module starts from its own numbers. Several models of a recipe start from these numbers, shuffled within
-    each array; a function key -> module draws them instead.
+    Training of an Equinox module starts from the numbers that it holds. Several models of a recipe start from these
+    numbers, shuffled within each array. With a function key -> module, each model starts from new draws.
 
     Args:
         given: A `Model`, an Equinox module that takes one input, a function key -> such a module, an object with
@@ -92,7 +92,7 @@ def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
         classes: Number of classes; None takes it from the model's output.
 
     Raises:
-        InvalidInput: The model is none of these, or its output is not one row of logits per input.
+        InvalidInput: The model has none of these forms, or its output is not one row of logits per input.
     """
     if isinstance(given, type):
         raise InvalidInput("model", f"the class {given.__name__}", f"an object: {KINDS}")
@@ -114,7 +114,7 @@ def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
 
 
 def _adapt(given: Any, inputs: Array) -> OwnModel:
-    """Return a user's model as pure functions; its number of classes is not known yet."""
+    """Return a user's model as pure functions, with 0 for the number of classes, which is found later."""
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return _of_functions(*given, inputs)
     init, apply = getattr(given, "init", None), getattr(given, "apply", None)
@@ -151,7 +151,7 @@ def _takes_inputs(init: Callable[..., Any]) -> bool:
 
 
 def _shuffle(numbers: PyTree, key: PRNGKeyArray) -> PyTree:
-    """Shuffle the numbers of each array; if they were drawn alike, this is an equally good start."""
+    """Shuffle the numbers within each array; if they were drawn independently, this is an equally good start."""
     leaves, structure = jax.tree.flatten(numbers)
     keys = jax.random.split(key, len(leaves))
     mixed = [
@@ -177,7 +177,7 @@ def check_labels(labels: Any, recipes: str, field: str = "train") -> None:
 
 
 def _count_classes(model: Model, inputs: Array) -> int:
-    """Return the length of a row of logits."""
+    """Return the number of classes: the length of a row of the model's logits."""
     params = _try_model(lambda: jax.eval_shape(model.init, jax.random.key(0)))
     logits = _try_model(lambda: jax.eval_shape(model.apply, params, inputs))
     shape = getattr(logits, "shape", None)
@@ -192,7 +192,7 @@ def _try_model(compute: Callable[[], T]) -> T:
 
 
 def attempt(compute: Callable[[], T], field: str, given: str, allowed: str) -> T:
-    """Call a user's function; raise any error of it as `InvalidInput` with a message of one line."""
+    """Return the result of a user's function; convert any error in it to `InvalidInput` with a message of one line."""
     try:
         return compute()
     except InvalidInput:

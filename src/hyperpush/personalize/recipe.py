@@ -1,4 +1,4 @@
-"""Recipes for the personal parts of a classifier, and products of recipes. The rest is shared and trained."""
+"""Recipes that define the personal parts of a classifier, and products of recipes; all other params are shared."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -29,14 +29,15 @@ Stage = Literal["logits", "models", "prediction", "params"]
 
 
 class Recipe(Configured):
-    """A personal part: a frozen module whose fields are its options. `Product` combines any of them.
+    """Base class of recipes, which each define one personal part of a classifier; fields are the recipe's options.
 
-    A new recipe is one file with a class that has some of the methods below: the start of its hyper, and its changes.
-    Methods that it leaves out change nothing. Its hyper is the entry `name` of the task's hypers.
+    `Product` combines recipes. A new recipe is one file with a class that overrides some of the methods below. They
+    return the starting hyper, and change predictions or costs. Methods that are not overridden change nothing. The
+    recipe's hyper is the entry `name` of the task's hypers.
 
     Args:
         l2: Rate of the outer penalty ½·l2·‖hyper‖², 0 or more. 0: no penalty; larger values keep clients alike.
-        outer: Optimizer of its hyper, `hp.optimizer(…)`.
+        outer: Optimizer of the recipe's hyper, `hp.optimizer(…)`.
     """
 
     stage: ClassVar[Stage] = "logits"
@@ -52,11 +53,11 @@ class Recipe(Configured):
         return type(self).__name__.lower()
 
     def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
-        """Return the starting hyper; `params` are the starting params."""
+        """Return one client's starting hyper; `params` are the starting params."""
         return jnp.zeros(())
 
     def split(self, model: Model, params: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the params that stay shared, and those that become the hyper; None if none of them do."""
+        """Return the params that stay shared, and the params that become the hyper, or None if all stay shared."""
         return params, None
 
     def count_models(self) -> int | None:
@@ -72,15 +73,15 @@ class Recipe(Configured):
         return 1.0
 
     def inner_penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""] | float:
-        """Return a term of the inner cost."""
+        """Return the recipe's term of the inner cost."""
         return 0.0
 
     def outer_penalty(self, hyper: PyTree) -> Float[Array, ""]:
-        """Return a term of the outer cost that keeps the hyper small."""
+        """Return the recipe's term of the outer cost, which keeps the hyper small."""
         return L2(self.l2)(hyper, None)
 
     def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
-        """Return the meaning of all clients' hypers: weights of "models", "labels" or "examples"."""
+        """Return the weights that all clients' hypers encode, under the name "models", "labels" or "examples"."""
         return {}
 
     def with_own(self, hypers: PyTree, train_alone: Callable[[], PyTree]) -> PyTree:
@@ -97,18 +98,19 @@ class Recipe(Configured):
 
 
 class Product(Configured):
-    """Recipes that are used together. Each has its own entry in the hypers, its own optimizer and its own penalty.
+    """Several recipes that are used together, each with its own entry in the hypers, optimizer and penalty.
 
-    With params x = (x_1 … x_K), client i predicts
+    With params x = (x_1 … x_K) of K models, client i predicts the probabilities
 
         p = ρ_0 Σ_k π_k softmax(s ⊙ logits(w_k)) + ρ_1 softmax(logits(own model)),    w_k = x_k with i's own layer
 
-    where s belongs to `PL`, π to `MTL`, ρ to `Interpolation` and the layer to `Head`; unused factors are 1, and K = 1.
-    It trains on its mean of Π_r weight_r · loss, plus ½·l2·‖x‖² and the inner penalties of the recipes. The outer cost
-    is the mean loss plus Σ_r ½·l2_r·‖λ_r‖².
+    The scales s belong to `PL`, the weights π to `MTL`, the weights ρ to `Interpolation`, and the layer to `Head`.
+    Without `MTL`, K = 1; factors of unused recipes are 1, and without `Interpolation` the last term is absent. The
+    client's inner cost is its mean of Π_r weight_r · loss, plus ½·l2·‖x‖² and the inner penalties of the recipes r. Its
+    outer cost is the mean loss plus Σ_r ½·l2_r·‖λ_r‖².
 
-    **Use it** where one personal part is not enough: `[MTL(), Clean()]`. **Avoid it** before each part was tried alone:
-    each part adds hypers to fit.
+    **Use it** if one personal part is not enough: `[MTL(), Clean()]`. **Avoid it** before each part was tried alone,
+    because each part adds hypers to fit.
 
     Args:
         recipes: At least one, with different names. Order matters only among recipes of one `stage`: later ones act on
@@ -154,11 +156,11 @@ class Product(Configured):
 
     @property
     def outer(self) -> Optimizer:
-        """Optimizer of the hypers: each entry has its own."""
+        """Optimizer of the hypers, which applies each recipe's optimizer to the entry of this recipe."""
         return ByName.of({each.name: each.outer for each in self.recipes})
 
     def count_models(self) -> int | None:
-        """Return the number of models; None: one, without an axis of models."""
+        """Return the number of models on axis 0 of the params; None: one model, without such an axis."""
         return next((count for each in self.recipes if (count := each.count_models()) is not None), None)
 
     def start(self, model: Model, key: PRNGKeyArray) -> tuple[PyTree, dict[str, PyTree]]:
@@ -182,7 +184,7 @@ class Product(Configured):
         return params, hypers
 
     def with_own(self, hypers: dict[str, PyTree], train_alone: Callable[[], PyTree]) -> dict[str, PyTree]:
-        """Return the starting hypers; some recipes need a model that each client trained alone."""
+        """Return the starting hypers; `train_alone()` returns params of models that each client trained alone."""
         return {each.name: each.with_own(hypers[each.name], train_alone) for each in self.recipes}
 
     def log_probs(
@@ -207,7 +209,7 @@ class Product(Configured):
         return sum(each.outer_penalty(hyper[each.name]) for each in self.recipes)
 
     def weights(self, hypers: dict[str, PyTree]) -> dict[str, dict[str, Float[Array, "n k"]]]:
-        """Return the meaning of all clients' hypers, by recipe."""
+        """Return the weights that all clients' hypers encode, by recipe."""
         return {each.name: each.weights(hypers[each.name]) for each in self.recipes}
 
     def why_unfit(self, model: Model) -> str | None:
@@ -224,10 +226,11 @@ class Product(Configured):
         classes: int | None = None,
         **more: Any,
     ) -> Task:
-        """Return the task of the recipes with a model: cross-entropy at both levels, weighted by example at the inner.
+        """Return the task of fitting the recipes with a model, with cross-entropy as the inner and the outer cost.
 
-        Its params are the shared part, equal for all clients; its hypers are a dict with an entry per recipe. Equal
-        models give equal costs, so nothing is compiled twice.
+        Recipes may weight the examples of the inner cost. The task's params are the shared part, which starts equal at
+        all clients. Its hypers are a dict with an entry per recipe. Equal models give equal costs, so nothing is
+        compiled twice.
 
         Args:
             model: A model as `hp.personalize.fit` takes it.
@@ -238,7 +241,8 @@ class Product(Configured):
             more: Further arguments of `hp.Task`, such as `validation`, `outer_on`, `names`.
 
         Raises:
-            InvalidInput: The model does not fit the recipes or the examples, or a party lacks examples to fit.
+            InvalidInput: The model does not fit the recipes or the examples, or a party lacks examples to fit its
+                hypers.
         """
         check_nonnegative("l2", l2)
         if processes.count() == 1:  # examples spread over processes cannot be read one by one
@@ -256,7 +260,7 @@ class Product(Configured):
 
 
 def as_product(given: Any) -> Product:
-    """Return one recipe or several as a product."""
+    """Return one recipe, a list of recipes or a product as a product."""
     if isinstance(given, Product):
         return given
     several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -268,7 +272,7 @@ def as_product(given: Any) -> Product:
 
 
 def _check_fitted(more: dict[str, Any]) -> None:
-    """Raise InvalidInput for a party that lacks examples to fit its hypers."""
+    """Raise `InvalidInput` if a party lacks examples for fitting its hypers."""
     on = more.get("outer_on") or "validation"
     given, names = more.get(on), more.get("names") or ()
     for client, own in enumerate(given if isinstance(given, list) else ()):
@@ -290,7 +294,7 @@ def losses(log_probs: Float[Array, "b classes"], labels: Int[Array, " b"]) -> Fl
 
 
 class ModelLosses(eqx.Module):
-    """The cross-entropy of each example under a product's model."""
+    """The outer cost of a product's task: the cross-entropy of each example."""
 
     product: Product
     model: Model
@@ -301,7 +305,7 @@ class ModelLosses(eqx.Module):
 
 
 class WeightedLosses(ModelLosses):
-    """The cross-entropy of each example times its weight from the recipes: the training loss."""
+    """The inner cost of a product's task: the cross-entropy of each example times its weight from the recipes."""
 
     def __call__(self, params: PyTree, hyper: dict[str, PyTree], batch: PyTree) -> Float[Array, " b"]:
         return super().__call__(params, hyper, batch) * self.product.loss_weights(self.model, hyper, batch)

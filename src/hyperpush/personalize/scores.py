@@ -17,11 +17,11 @@ from hyperpush.task.task import Task
 
 
 class Scores(NamedTuple):
-    """Accuracy on the clients' own examples."""
+    """Accuracies of personal models on the clients' own examples: by client, on average, and at the 10 % quantile."""
 
     each: Float[np.ndarray, " clients"]
     average: float  # weighted by the clients' numbers of examples
-    p10: float  # of the ⌈n/10⌉-th worst client
+    p10: float  # accuracy of the ⌈n/10⌉-th worst client
 
 
 class Accuracy(ModelLosses):
@@ -43,7 +43,7 @@ def accuracy(task: Task) -> Accuracy:
         A metric f(params, hyper, batch) that is 1 for every example whose most probable class is right, else 0.
 
     Raises:
-        InvalidInput: The task's costs are not a recipe's.
+        InvalidInput: The task was not made by a recipe.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,7 +70,8 @@ def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyT
         params: The shared part, clients on axis 0.
         hypers: The personal part, clients on axis 0.
         data: Examples (inputs, labels) with clients on axis 0, ragged or not.
-        batch: Clients computed at a time, at least 1; more are faster and take more memory.
+        batch: Number of clients that are computed at a time, at least 1. A larger number is faster and takes more
+            memory.
 
     Returns:
         `Scores`: each client's accuracy, the average weighted by numbers of examples, and the 10 % quantile.
@@ -93,7 +94,7 @@ def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyT
 
 
 def summary(each: Float[np.ndarray, " clients"], sizes: np.ndarray) -> Scores:
-    """Return the average weighted by size, and the ⌈n/10⌉-th lowest of n."""
+    """Return the scores of these accuracies: with the average weighted by size, and the ⌈n/10⌉-th lowest of n."""
     if not len(each) or np.any(sizes < 1):
         raise InvalidInput("test", sizes.tolist(), "at least 1 example per client")
     return Scores(each, float(np.average(each, weights=sizes)), float(np.sort(each)[ceil(len(each) / 10) - 1]))

@@ -1,4 +1,4 @@
-"""Programs: the nodes of one client's code, the context of a leaf, and the costs."""
+"""Programs: nodes that describe one client's code, the context of its functions, and the count of costs."""
 
 import lazy_loader
 

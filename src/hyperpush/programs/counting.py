@@ -135,7 +135,7 @@ def _differentiate_mark(
 
 
 def _mark_some(leaves: Any, **params: Any) -> list[Any]:
-    """Mark the leaves that are not symbolic zeros."""
+    """Return the leaves, marked unless they are symbolic zeros."""
     some = iter(_mark.bind(*(leaf for leaf in leaves if type(leaf) is not ad.Zero), **{**params, "derivative": None}))
     return [leaf if type(leaf) is ad.Zero else next(some) for leaf in leaves]
 

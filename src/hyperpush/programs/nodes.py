@@ -1,4 +1,4 @@
-"""The nodes of a program: one client's code, written as messages to send and uses of received messages.
+"""The nodes of a program, which is one client's code: what the client sends and how it uses what it receives.
 
 A program is a short tree of nodes. Its leaves are pure functions of one client's state, which is any pytree. Only the
 messages of the nodes cross between clients. Engines host clients and interpret the tree. So an algorithm is written
@@ -185,8 +185,8 @@ class Average(eqx.Module):
 
     With `"tree"` the links decide the number of rounds. Each client sends at most two messages on average, more on
     lossy links. Engines that host all clients compute the mean in one step and count the cost of the tree; peers send
-    along the tree. On random links the first such average of a run also counts the cost of learning how often links are up.
-    **Use `"tree"`** where clients trust each other. A parent sees its children's sums and could falsify them.
+    along the tree. On random links the first such average of a run also counts the cost of learning how often links
+    are up. **Use `"tree"`** where clients trust each other. A parent sees its children's sums and could falsify them.
 
     Args:
         get: `get(state, context)` returns `(value, mass)`. The value is any pytree, sent as one message.
@@ -320,7 +320,7 @@ class Server(eqx.Module):
 
 
 class Repeat(eqx.Module):
-    """A loop over `body`.
+    """A loop that runs `body` a number of times, or until all clients vote to end.
 
     Args:
         body: Node to repeat; it must keep the structure of the state.
@@ -389,7 +389,7 @@ class Scope(eqx.Module):
 
 
 class Sequence(eqx.Module):
-    """Nodes that run one after the other.
+    """A node that runs other nodes one after the other.
 
     Args:
         nodes: Nodes in the order in which they run. An empty sequence does nothing.

@@ -150,7 +150,7 @@ class Profile:
         return floats + ((2 * rest > clients) | ((2 * rest == clients) & (floats % 2 == 1)))  # halves to even
 
     def total(self, agreed: Mapping[Path, int]) -> Work:
-        """Return the gradients and products computed."""
+        """Return the numbers of gradients and products in a run with these passes of loops."""
         passes, total = self.passes(agreed), Work()
         for body, done in self.work.items():
             total.update({kind: passes[body] * count for kind, count in done.items()})
@@ -268,7 +268,7 @@ class _Tracer:
         self.largest = 0
 
     def walk(self, node: Node, state: PyTree, path: Path, body: Path) -> PyTree:
-        """Return the state after a node."""
+        """Return the shapes of the state after a node."""
         self.states[path] = state
         return _WALKS[type(node)](self, node, state, path, body)
 

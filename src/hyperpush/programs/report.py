@@ -28,7 +28,7 @@ class Report(eqx.Module):
 
     @staticmethod
     def of(reason: Any, error: Any = -1.0) -> "Report":
-        """Return the report of one solve or estimate."""
+        """Return the report of one solve or estimate that ended for this reason; an error below 0 is unknown."""
         reason = jnp.asarray(reason, jnp.int32)
         failed = (reason > Reason.FIXED_LENGTH).astype(jnp.int32)
         error = jnp.minimum(jnp.asarray(error, jnp.zeros(()).dtype), LARGEST)

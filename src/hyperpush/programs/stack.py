@@ -43,7 +43,7 @@ class Runs(eqx.Module):
         return Runs(replace(self.state, ended=jnp.where(self.ended, self.state.ended, answer)), self.ended)
 
     def moved(self, after: State) -> "Runs":
-        """Return the runs with their states after a leaf; runs that have ended keep theirs."""
+        """Return the runs with the states `after` a leaf; runs that have ended keep their states."""
         if jax.tree.map(jnp.shape, after) != jax.tree.map(jnp.shape, self.state):
             return Runs(after, self.ended)  # the leaf changed the state's structure, so all runs take the new state
 
@@ -96,7 +96,7 @@ def stack(node: Node) -> Node:
 
 
 def _over(f: Callable[..., Any], ctx: Context, *stacked: PyTree) -> Any:
-    """Apply a leaf to every run."""
+    """Return the results of a leaf for every run."""
     return jax.vmap(lambda *own: f(*own, ctx))(*stacked)
 
 

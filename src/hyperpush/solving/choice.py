@@ -1,4 +1,4 @@
-"""The common rule by which automatic solvers and estimators choose: from data, privacy, trust and the engine."""
+"""Classify data, privacy, trust and engine, so that automatic solvers and estimators choose by the same rule."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -10,25 +10,25 @@ from hyperpush.task.task import client_shapes
 
 
 class Situation(NamedTuple):
-    """A kind of situation, and its description in a status."""
+    """A kind of situation that decides the choice of a method, and its description in a status."""
 
     kind: Literal["private", "mini-batches", "no tree", "tree"]
     why: str
-    votes: bool  # False where messages get lost: clients cannot vote on an end
+    votes: bool  # False if messages get lost, because then clients cannot vote on ending
 
 
 def situation(
     private: bool, batch_size: int | None, trust: bool, engine: Any, network: Any = None, task: Any = None
 ) -> Situation:
-    """Return the situation of a method.
+    """Return the situation in which a method runs.
 
     Args:
         private: True if gradients get noise.
-        batch_size: Examples per mini-batch; None: all.
+        batch_size: Examples per mini-batch; None means all examples.
         trust: True if members may see each other's sums.
-        engine: The engine that runs the clients; None: one that loses no messages.
-        network: The network whose links a tree would wait for; None: the links are not examined.
-        task: The task, for the size of its params; None: the links are not examined.
+        engine: The engine that runs the clients; None stands for one that loses no messages.
+        network: The network on whose links a tree would wait; with None the links are not examined.
+        task: The task, for the size of its params; with None the links are not examined.
     """
     no_tree, faults = ("", None) if engine is None else (engine.no_tree, engine.lossy)
     votes = faults is None

@@ -1,4 +1,4 @@
-"""One right-hand side of conjugate gradients."""
+"""Conjugate gradients on one right-hand side."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from hyperpush.solving.ritz import Tridiagonal
 
 
 class Descent(eqx.Module):
-    """Conjugate gradients on one right-hand side, without its solution."""
+    """State of conjugate gradients on one right-hand side: the residual and the direction, but not the iterate."""
 
     residual: Float[Array, " d"]
     direction: Float[Array, " d"]
@@ -24,7 +24,7 @@ class Descent(eqx.Module):
         return jnp.linalg.norm(self.residual)
 
     def curvature(self, image: Float[Array, " d"]) -> Float[Array, ""]:
-        """pᵀHp / pᵀp."""
+        """Return the curvature pᵀHp / pᵀp along the direction p; `image` is Hp."""
         squared = self.direction @ self.direction
         return (self.direction @ image) / jnp.where(squared > 0, squared, 1)
 

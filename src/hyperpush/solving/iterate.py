@@ -1,4 +1,4 @@
-"""Shared parts of Newton's methods on exact averages: the best point so far, and the rule to accept or give up."""
+"""Shared parts of Newton's methods on exact averages: the best point so far, and the rules to accept or give up."""
 
 from typing import Any
 
@@ -12,24 +12,24 @@ from hyperpush.solving.settings import norm
 
 RUNNING = -1  # no reason to end yet
 HUGE = 1e30  # stands for infinity: states and messages must be finite
-DROWNED = 1e3  # times rounding of the cost: a smaller decrease drowns in it and is measured by slopes
-REJECTED = 20  # allowed steps in a row that do not lower the cost
-TIES = 4  # the same limit where the decrease drowns: rounding allows no better
+DROWNED = 1e3  # a decrease below this multiple of the cost's rounding is measured by slopes
+REJECTED = 20  # largest number of successive steps that do not lower the cost
+TIES = 4  # the same limit if the decrease is below `DROWNED` roundings, where better points cannot be found
 
 
 class Point(eqx.Module):
     """The best point so far, the same at every client, with the mean cost and gradient there."""
 
-    params: PyTree  # the point, as users' functions take it
+    params: PyTree  # the point as a pytree, as users' functions take it
     hyper: PyTree
-    x: Float[Array, " d"]  # the same as a vector
+    x: Float[Array, " d"]  # the point as a vector
     trial: Float[Array, " d"]  # the next point for all clients
     cost: Float[Array, ""]
     gradient: Float[Array, " d"]
-    noise: Float[Array, ""]  # size that rounding can give a gradient of zero
+    noise: Float[Array, ""]  # norm that rounding can give to a gradient of zero
     longest: Float[Array, ""]  # largest ‖x‖ of all points so far
     count: Int[Array, ""]  # points evaluated
-    rejected: Int[Array, ""]  # in a row
+    rejected: Int[Array, ""]  # number of trials rejected since the last accepted one
     reason: Int[Array, ""]
     error: Float[Array, ""]  # relative distance of x to the solution; below 0: not known
     ended: Bool[Array, ""]  # True after the root has ended the loop
@@ -40,17 +40,17 @@ class Point(eqx.Module):
 
     @property
     def scale(self) -> Float[Array, ""]:
-        """‖x‖, at least √eps times the longest point so far: the solution may be zero."""
+        """‖x‖, but at least √eps times the largest ‖x‖ so far, because the solution may be zero."""
         return jnp.maximum(norm(self.x), jnp.sqrt(jnp.finfo(self.x.dtype).eps) * self.longest)
 
     def away(self, smallest: Float[Array, ""]) -> Float[Array, ""]:
-        """Bound the relative length of a Newton step by the smallest eigenvalue of the mean Hessian."""
+        """Return a bound of the relative length of a Newton step, from the mean Hessian's smallest eigenvalue."""
         scale, rise = self.scale, self.rise
         error = rise / jnp.maximum(smallest, jnp.finfo(rise.dtype).tiny) / jnp.where(scale > 0, scale, 1)
         return jnp.where(rise > 0, jnp.where(scale > 0, jnp.minimum(error, LARGEST), LARGEST), 0)
 
     def gain(self, cost: Float[Array, ""], gradient: Float[Array, " d"], predicted: Float[Array, ""]) -> Any:
-        """Return the decrease of the cost at the trial, from slopes where differences of costs drown in rounding."""
+        """Return the decrease of the cost at the trial, estimated from slopes if rounding hides the decrease."""
         slopes = -0.5 * (self.gradient + gradient) @ (self.trial - self.x)
         return jnp.where(self.drowns(predicted), slopes, self.cost - cost)
 

@@ -1,4 +1,4 @@
-"""The verdict of a client that tracks gradients: the error of its result, and the use of more steps."""
+"""Judge the result of a client that tracks gradients: estimate the error, and decide if more steps would help."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from jaxtyping import Array, Bool, Float, Int
 from hyperpush.base.status import Reason
 from hyperpush.solving.secants import Secants
 
-PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
-ROUNDING = 4  # times the rounding of the largest terms: size that rounding can give a tracked gradient of zero
-FLAT = 10  # steps in a row with the same tracked gradient: the Hessian is singular
-FINEST = 1e3  # times rounding: the smallest relative error that is required
-SOUND = 1e4  # times rounding: the largest relative error accepted where rounding or a stall ends the progress
-ENOUGH = 4  # steps needed to measure a share
+PATIENCE = 200  # steps without a smaller tracked gradient after which progress counts as stalled
+ROUNDING = 4  # norm that rounding can give to a tracked gradient of zero, in units of the largest term's rounding
+FLAT = 10  # successive steps with the same tracked gradient after which the Hessian counts as singular
+FINEST = 1e3  # smallest relative error that can be required, in rounding units
+SOUND = 1e4  # largest relative error accepted if rounding or a stall ends the progress, in rounding units
+ENOUGH = 4  # steps needed to measure the share of changes with negative curvature
 FALLING = 0.42  # share of changes with negative curvature above which the mean Hessian counts as indefinite
 
 
@@ -22,13 +22,13 @@ class Judgment(eqx.Module):
     """A client's estimates of its errors so far, and its verdict."""
 
     jacobian_norm: Float[Array, ""]  # ‖B_i‖; 0 on a private task, and for an inner problem
-    high: Float[Array, ""]  # size of the largest term so far: its rounding error remains
-    error: Float[Array, ""]  # relative error of the result, on a private task that of q; below 0: not known
+    high: Float[Array, ""]  # norm of the largest term so far, whose rounding error remains in the sum
+    error: Float[Array, ""]  # relative error of the result (of q on a private task); below 0: not known
     reason: Int[Array, ""]
     ended: Bool[Array, ""]  # True if more steps would not help
     curvature_signs: (
         Float[Array, "2"] | None
-    )  # of all clients' changes: excess of negative curvatures over the share `FALLING`, and the sum of the curvatures
+    )  # over all clients' changes: excess of negative curvatures over the share `FALLING`, and sum of the curvatures
     precision: float = eqx.field(static=True)  # accuracy of products, as a power of the rounding unit
     memory: float = eqx.field(
         static=True
@@ -49,11 +49,11 @@ class Judgment(eqx.Module):
 
     @property
     def floor(self) -> Float[Array, ""]:
-        """The size that rounding can give a tracked gradient of zero."""
+        """Norm that rounding can give to a tracked gradient of zero."""
         return ROUNDING * jnp.finfo(self.high.dtype).eps ** self.precision * self.high
 
     def with_terms(self, *terms: Float[Array, " d"]) -> "Judgment":
-        """Return the judgment after these terms were added up."""
+        """Return the judgment that takes the rounding of these terms into account."""
         return replace(self, high=jnp.max(jnp.stack([self.high, *map(jnp.linalg.norm, terms)])))
 
     def after_step(self, slope: Float[Array, " d"], product: Float[Array, " d"], secants: Secants | None) -> "Judgment":
@@ -73,7 +73,7 @@ class Judgment(eqx.Module):
         step: Int[Array, ""],
         tolerance: float | Float[Array, ""],
     ) -> "Judgment":
-        """Return the verdict at this error and this size of the tracked gradient."""
+        """Return the judgment with a verdict, from the estimated `error` and the tracked gradient's norm `rise`."""
         eps = jnp.finfo(rise.dtype).eps
         limited, stalled = rise <= self.floor, secants.since >= PATIENCE
         right = (error <= jnp.maximum(tolerance, FINEST * eps)) | ((limited | stalled) & (error <= SOUND * eps))
@@ -87,10 +87,10 @@ class Judgment(eqx.Module):
         return replace(self, error=error, reason=reason, ended=ended)
 
     def _is_falling(self, step: Int[Array, ""]) -> Bool[Array, ""]:
-        """Return True if clients came along negative curvature, as to a saddle, where accelerated steps can end.
+        """Return True if clients moved along negative curvature, as on the way to a saddle point.
 
-        Mixing turns the signs of single changes at single clients, so the counts are summed over all. The sum of the
-        curvatures also reveals a few changes along a large negative one.
+        Accelerated steps can end at a saddle point. Mixing changes the sign of single curvatures at single clients, so
+        the counts are summed over all clients. The sum of the curvatures also reveals a few large negative ones.
         """
         if self.curvature_signs is None:
             return jnp.zeros((), bool)

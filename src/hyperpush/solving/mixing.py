@@ -1,8 +1,9 @@
-"""Mixing on links that never change: polynomials of their weights that average in far fewer rounds than pushes.
+"""Mixing on links that never change: polynomials of the mixing matrix that average in far fewer rounds than pushes.
 
-One round is v ← a·Pv + b·v + c·(v before), with a + b + c = 1, so that sums over clients stay. Products of such rounds
-are polynomials p(P) with p(1) = 1. If their roots are the other eigenvalues of P, p(P) is the exact average. On a
-directed ring this takes n − 1 rounds and pushes about n² (finite-time consensus: Sundaram and Hadjicostis 2007).
+One round is v ← a·Pv + b·v + c·(v one round before), with a + b + c = 1, so that sums over clients stay the same.
+Several such rounds multiply v by a polynomial p(P) with p(1) = 1. If the roots of p are the eigenvalues of P except 1,
+p(P) is the exact average. On a directed ring this takes n − 1 rounds, where pushes take about n² (finite-time
+consensus: Sundaram and Hadjicostis 2007).
 """
 
 from functools import lru_cache
@@ -13,25 +14,26 @@ from jaxtyping import Complex, Float
 
 from hyperpush.solving.settings import MOST_PUSHES, SHRINK
 
-MOST_CLIENTS = 300  # limit for which eigenvalues take a fraction of a second
+MOST_CLIENTS = 300  # number of clients up to which eigenvalues take a fraction of a second
 SHARP = 0.02  # root mean square to which the rounds must shrink differences between clients
-GROWTH = 100.0  # largest growth of intermediate numbers: rounding grows with it
-DIGITS = 9  # eigenvalues are rounded to this, so that all clients take the same ones in the same order
+GROWTH = 100.0  # largest growth of intermediate numbers, because rounding errors grow with them
+DIGITS = 9  # decimals of rounded eigenvalues, so that all clients take the same eigenvalues in the same order
 
 Round = tuple[float, float, float]  # a, b and c
 
 
 def fast_rounds(network: Any, most: int) -> tuple[Round, ...] | None:
-    """Return at most `most` rounds after which clients hardly differ; None if there are none or links change."""
+    """Return at most `most` rounds after which clients hardly differ; None if impossible or links change."""
     if network.varying or network.clients > MOST_CLIENTS:
         return None
     return _fast_rounds(np.packbits(network.possible().toarray()).tobytes(), network.clients, most)
 
 
 def pushes_on_lossy_links(network: Any) -> int:
-    """Return the pushes per step where clients cannot search for them: twice the number for mean weights.
+    """Return the number of pushes per step on lossy links, where clients cannot search for it.
 
-    The number is at most that of rounds in which a value reaches all clients; large networks take this limit.
+    It is twice the number that suffices for the mean weights. It is at most the number of rounds in which a value
+    reaches all clients; networks with more than 300 clients take this limit.
     """
     most = min(network.flood_rounds(), MOST_PUSHES)
     if network.clients > MOST_CLIENTS:
@@ -48,7 +50,7 @@ def pushes_on_lossy_links(network: Any) -> int:
 def _fast_rounds(links: bytes, clients: int, most: int) -> tuple[Round, ...] | None:
     up = np.unpackbits(np.frombuffer(links, np.uint8), count=clients**2).reshape(clients, clients).astype(float)
     np.fill_diagonal(up, 1)
-    weights = (up / up.sum(1, keepdims=True)).T  # of links from column to row
+    weights = (up / up.sum(1, keepdims=True)).T  # weights of links from column to row
     before = left = np.eye(clients)
     rounds: list[Round] = []
     for some in _factors(weights):
@@ -70,7 +72,7 @@ def _factors(weights: Float[np.ndarray, "n n"]) -> list[list[Round]]:
     sizes = np.zeros(len(roots))  # log₁₀ |p(root)|
     factors = []
     while len(roots):
-        # Ties are broken by the root itself: rounding may not decide the order.
+        # Ties are broken by the root itself, because rounding must not decide the order.
         at = max(range(len(roots)), key=lambda k: (round(float(sizes[k]), 5), roots[k].real, roots[k].imag))
         root = roots[at]
         real, squared, left = float(root.real), float(abs(root) ** 2), float(abs(1 - root) ** 2)
@@ -96,7 +98,7 @@ def _other_eigenvalues(weights: Float[np.ndarray, "n n"]) -> Complex[np.ndarray,
 
 
 def _differences(left: Float[np.ndarray, "n n"]) -> float:
-    """Return the root mean square of the differences after this product; infinite if a client is left without mass."""
+    """Return the rms difference of clients after rounds with this matrix product; infinite if a client has mass 0."""
     masses = left.sum(1, keepdims=True)
     if masses.min() <= 0:
         return np.inf

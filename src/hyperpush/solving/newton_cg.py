@@ -1,7 +1,7 @@
 """Newton's method by products with the mean Hessian: conjugate gradients inside a trust region, and a random probe.
 
-Inexact Newton steps after Eisenstat and Walker (1996), the trust region after Steihaug (1983). One vector is averaged
-at a time: the gradient at a trial, or a product with a direction.
+The inexact Newton steps follow Eisenstat and Walker (1996), and the trust region Steihaug (1983). One vector is
+averaged at a time: the gradient at a trial point, or a product with a direction.
 """
 
 from dataclasses import replace
@@ -16,28 +16,28 @@ from hyperpush.solving.descent import Descent
 from hyperpush.solving.iterate import HUGE, RUNNING, Point
 from hyperpush.solving.settings import norm
 
-# Phases, by the averaged vector: the gradient at the trial, a product for the Newton system, or one for the probe.
+# Phases, by the averaged vector: the gradient at the trial, a product for the Newton system, a product for the probe.
 TRIAL, SYSTEM, PROBE = range(3)
 LOOSE = 0.5  # share of the gradient that a first Newton step may leave as residual
-HIDDEN = 0.1  # times the probe's part along one direction: below this residual no eigenvector can still be hidden
+HIDDEN = 0.1  # with a residual below this share of the probe's part along a direction, no eigenvector is still hidden
 CAUTION = 1.3  # factor by which the smallest eigenvalue may have fallen since it was found
 
 
 class Steps(Point):
-    """A point, and the progress of the next Newton step from it."""
+    """The best point so far, and the progress of the next Newton step from this point."""
 
     probe: Float[Array, " d"]  # random, the same at every client
     phase: Int[Array, ""]
-    descent: Descent  # of the Newton system or of the probe
-    unit: Float[Array, ""]  # size of the gradient at x, the unit of step and image
+    descent: Descent  # conjugate gradients on the Newton system or on the probe
+    unit: Float[Array, ""]  # norm of the gradient at x; step and image are in units of it
     step: Float[Array, " d"]
     image: Float[Array, " d"]  # H times the step
-    bounded: Bool[Array, ""]  # True if the step ends at the edge of the region
-    region: Float[Array, ""]
-    forcing: Float[Array, ""]
-    smallest: Float[Array, ""]  # eigenvalue of the mean Hessian, from the last steps; 0: not known
-    probed: Float[Array, ""]  # the same from a probe; 0: not known
-    largest: Float[Array, ""]  # curvature of the clients' Hessians, root mean square
+    bounded: Bool[Array, ""]  # True if the step ends at the edge of the trust region
+    region: Float[Array, ""]  # radius of the trust region
+    forcing: Float[Array, ""]  # share of the gradient that the next Newton step may leave as residual
+    smallest: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, from the last steps; 0: not known
+    probed: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, from a probe; 0: not known
+    largest: Float[Array, ""]  # largest curvature of the clients' Hessians so far, as root mean square over clients
 
     @property
     def direction(self) -> Float[Array, " d"]:
@@ -51,7 +51,7 @@ class Steps(Point):
 
     @property
     def floor(self) -> Float[Array, ""]:
-        """Smaller curvatures count as zero."""
+        """Limit below which curvatures count as zero."""
         return ROUNDING * jnp.finfo(self.x.dtype).eps * self.largest
 
     def look(self, means: tuple[Any, ...], tolerance: Any, limit: int) -> "Steps":
@@ -108,7 +108,7 @@ class Steps(Point):
         error = self.away(self.known)
         close = still | ((self.known > 0) & (error <= tolerance))
         known = replace(self, error=jnp.where(self.known > 0, error, -1))
-        # The eigenvalue of a probe in this solve or the one before is used again.
+        # If a probe in this solve or the previous one found the smallest eigenvalue, no new probe is needed.
         return choose(close & (self.probed <= 0), known._start_probe(), known._end_or_step(close, tolerance))
 
     def _end_or_step(self, close: Bool[Array, ""], tolerance: Any) -> "Steps":
@@ -134,7 +134,7 @@ class Steps(Point):
     # ------------------------------------------------------------- Newton step
 
     def _descend(self, image: Float[Array, " d"], tolerance: Any) -> "Steps":
-        """Take a step of conjugate gradients; it ends at the region's edge if it leads out or curvature is negative."""
+        """Take a step of conjugate gradients, to the trust region's edge if it leads out or curvature is negative."""
         direction, curvature = self.direction, self.descent.curvature(image)
         nonconvex = curvature <= self.floor
         first = jnp.maximum(norm(self.x), 1) / jnp.where(self.unit > 0, self.unit, 1)
@@ -183,7 +183,7 @@ class Steps(Point):
         return choose(nonconvex, self._escape(image), choose(flat, ill_posed, after))
 
     def _escape(self, image: Float[Array, " d"]) -> "Steps":
-        """Try a direction of negative curvature, found by the probe at a point without slope."""
+        """Try a direction of negative curvature, found by the probe at a point where the gradient is zero."""
         direction, size = self.direction, norm(self.direction)
         uphill = jnp.where(self.gradient @ direction > 0, -1, 1)
         length = jnp.minimum(self.region, 0.1 * jnp.maximum(norm(self.x), 1)) * uphill / jnp.where(size > 0, size, 1)
@@ -201,7 +201,7 @@ class Steps(Point):
 
 
 def to_edge(step: Float[Array, " d"], direction: Float[Array, " d"], edge: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the distance along a direction from a step inside the region to its edge."""
+    """Return the multiple of `direction` that leads from a step inside the trust region to the region's edge."""
     squared, along, rest = direction @ direction, step @ direction, jnp.maximum(edge**2 - step @ step, 0)
     root = jnp.sqrt(along**2 + squared * rest)
     return (root - along) / jnp.where(squared > 0, squared, 1)

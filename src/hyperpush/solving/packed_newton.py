@@ -13,7 +13,7 @@ from hyperpush.solving.settings import norm
 
 
 class Packed(Point):
-    """A point with the eigenvalues and eigenvectors of the mean Hessian there."""
+    """The best point so far, with the eigenvalues and eigenvectors of the mean Hessian at this point."""
 
     values: Float[Array, " d"]
     vectors: Float[Array, "d d"]
@@ -49,11 +49,11 @@ class Packed(Point):
         return replace(after, count=jnp.maximum(self.count, 0) + 1)._conclude(tolerance, limit)
 
     def _conclude(self, tolerance: Any, limit: int) -> "Packed":
-        """Set the next trial, the error here, and a reason to end if there is one."""
+        """Set the next trial, the error of the current point, and a reason to end if there is one."""
         smallest, most = self.values[0], jnp.max(jnp.abs(self.values))
         error, still = self.away(smallest), self.rise <= self.noise
         solved = (smallest > self.floor) & (error <= tolerance)
-        hopeless = still & (smallest > self.floor)  # rounding leaves this much of a gradient
+        hopeless = still & (smallest > self.floor)  # the gradient is as small as rounding allows
         flat = (self.rise <= tolerance * most * self.scale) & (jnp.abs(smallest) <= self.floor)
         reason = self.verdict(self.predicted, limit)
         reason = jnp.where(hopeless, Reason.INACCURATE, reason)
@@ -62,7 +62,7 @@ class Packed(Point):
         curved = jnp.maximum(jnp.abs(self.values), jnp.maximum(self.damping, self.floor))
         along = self.vectors.T @ self.gradient
         weights = -along / jnp.where(curved > 0, curved, 1)
-        # The gradient does not lead off a saddle; the direction of the most negative curvature does.
+        # At a saddle point the gradient is zero; the direction of the most negative curvature leads away.
         leap = -jnp.where(along[0] >= 0, 1, -1) * 0.1 * jnp.maximum(norm(self.x), 1) / (1 + self.rejected)
         saddle = (smallest < -self.floor) & (jnp.abs(weights[0]) < jnp.abs(leap)) & (self.damping == 0)
         weights = weights.at[0].set(jnp.where(saddle, leap, weights[0]))

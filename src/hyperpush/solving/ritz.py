@@ -1,4 +1,4 @@
-"""The smallest Ritz value of conjugate gradients so far.
+"""Compute the smallest Ritz value of conjugate gradients after any step.
 
 Conjugate gradients with step lengths α_k and ratios β_k factor the tridiagonal matrix of Lanczos as T = L D Lᵀ. Here
 D = diag(1/α_k), and L is unit bidiagonal with L_{k+1,k} = √β_k. The eigenvalues of T (Ritz values) approach those of
@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-SHIFTS = 32  # per sweep, a power of two: three sweeps narrow sixteen orders of magnitude to a tenth of a percent
+SHIFTS = 32  # shifts per sweep, a power of two; 3 sweeps narrow sixteen orders of magnitude to a tenth of a percent
 SWEEPS = 3
 
 
 class Tridiagonal(eqx.Module):
-    """The known part of T, with room for a fixed number of steps."""
+    """The part of the tridiagonal matrix T from the steps so far, with room for a fixed number of steps."""
 
     pivots: Float[Array, " k"]  # 1/α
     ratios: Float[Array, " k"]  # β
@@ -31,7 +31,7 @@ class Tridiagonal(eqx.Module):
         return Tridiagonal(zeros, zeros, jnp.zeros((), jnp.int32), zero, zero)
 
     def append(self, length: Float[Array, ""], ratio: Float[Array, ""]) -> "Tridiagonal":
-        """Return T after a step of this length α and ratio β; without room the known part stays."""
+        """Return T after a step of this length α and ratio β; without room the step is ignored."""
         k, pivot = self.count, 1 / length
         full = k >= self.pivots.size
         last = jnp.where(k > 0, self.ratios[k - 1] * self.pivots[k - 1], 0)  # β/α of the step before
@@ -47,7 +47,7 @@ class Tridiagonal(eqx.Module):
         )
 
     def smallest(self, floor: Float[Array, ""]) -> Float[Array, ""]:
-        """Return its smallest eigenvalue, too small by at most a tenth of a percent; at least `floor`."""
+        """Return the smallest eigenvalue of T, too small by at most a tenth of a percent; at least `floor`."""
         least = jnp.finfo(floor.dtype).eps ** 2 * self.most  # keeps the quotient of the bounds finite
         low = jnp.maximum(floor, least)
         high = jnp.maximum(self.least, low)
@@ -61,9 +61,10 @@ class Tridiagonal(eqx.Module):
         return jax.lax.fori_loop(0, SWEEPS, narrow, (low, high))[0]
 
     def _has_below(self, shifts: Float[Array, " s"]) -> Array:
-        """True where T − shift·I has a negative pivot, by the stationary qd transform (Parlett and Dhillon 2000).
+        """Return True for each shift at which T − shift·I has a negative pivot.
 
-        It works on the factors: T itself has lost the small eigenvalues to rounding.
+        The stationary qd transform (Parlett and Dhillon 2000) works on the factors of T, because T itself has lost the
+        small eigenvalues to rounding.
         """
 
         def step(k, held):

@@ -4,27 +4,27 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-WORSE = 100  # times the smallest tracked gradient so far: above it a client goes back and takes plain steps
-PATIENCE = 100  # steps without a smaller tracked gradient before plain ones are taken
-MIXED = 1  # largest part of a change due to mixing at which its curvature has a sign: others compare clients
-REACH = 10  # times the last changes: longest step along them
-WINDOW = 20  # changes per remembered smallest curvature, of which two are kept: older changes were badly mixed
+WORSE = 100  # growth of the tracked gradient over its smallest norm at which a client returns and takes plain steps
+PATIENCE = 100  # steps without a smaller tracked gradient before plain steps are taken
+MIXED = 1  # largest ratio of mixing to change at which a curvature's sign counts; beyond, the change compares clients
+REACH = 10  # longest step along the last changes, as a multiple of the longest of these changes
+WINDOW = 20  # changes per remembered smallest curvature; only two such windows count, as older changes were badly mixed
 
 
 class Secants(eqx.Module):
     """The last k points and tracked gradients of a client, and the curvatures of the mean cost along their changes.
 
-    Changes are differences of neighbors, so 2k vectors are enough.
+    Changes are differences of successive points, so 2k vectors are enough.
     """
 
     points: Float[Array, "k d"]  # q, the latest first
-    slopes: Float[Array, "k d"]  # the tracked gradient there
+    slopes: Float[Array, "k d"]  # tracked gradients at these points
     mixing_ratios: Float[Array, " k"]  # part of each change due to mixing
     pace: Float[Array, ""]  # 1 for accelerated steps; below 1: plain steps with this share of the step size
     least: Float[Array, ""]  # size of the smallest tracked gradient at this pace
-    since: Int[Array, ""]  # steps since then
-    smallest: Float[Array, ""]  # curvature along the last changes, at most `WINDOW`; 0: none yet
-    earlier: Float[Array, ""]  # curvature along the `WINDOW` changes before; 0: none
+    since: Int[Array, ""]  # steps since the smallest tracked gradient
+    smallest: Float[Array, ""]  # smallest curvature along the last changes, at most `WINDOW`; 0: none yet
+    earlier: Float[Array, ""]  # smallest curvature along the `WINDOW` changes before; 0: none
     age: Int[Array, ""]  # number of changes in `smallest`
     flat: Int[Array, ""]  # number of steps in a row with hardly any change of the tracked gradient
     latest: Float[Array, ""]  # curvature along the latest change, with its sign; 0: not known, or too much mixing
@@ -49,7 +49,7 @@ class Secants(eqx.Module):
     ) -> tuple["Secants", Float[Array, " d"]]:
         """Return the secants after this point, and the next displacement. `aim` is q before it was mixed.
 
-        Changes of the tracked gradient below `floor` are rounding.
+        Changes of the tracked gradient below `floor` count as rounding.
         """
         known = step > 1  # until step 1 the tracked gradient is the client's gradient alone
         rise, mixing, size = jnp.linalg.norm(slope), jnp.linalg.norm(q - aim), jnp.linalg.norm(q - self.points[0])
@@ -61,9 +61,9 @@ class Secants(eqx.Module):
         record = known & (rise > 0) & ((rise < self.least) | slower)
         pace = jnp.where(slower, jnp.where(accelerates, 0.5, self.pace / 4), self.pace)
         accelerated = self._accelerate(q, slope, jnp.max(mixing_ratios), step_size, known)
-        # The best combination for one client can be bad for all, such as where its own Hessian is zero. Mixed values
-        # are worse then, so all clients see it within a step or so. A displacement leads back, not a copy of the
-        # earlier state. So pushed values stay conserved for any clients that go back at any time.
+        # The best combination for one client can be bad for all, such as where its own Hessian is zero. Then mixed
+        # values are worse, so all clients notice it within about one step. A client returns by a displacement and not
+        # by a copy of its earlier state. So sums of pushed values are conserved whichever clients return, and when.
         plain = jnp.where(worse, self.points[0] - q, -pace * step_size * slope)
         turn, sound = jnp.linalg.norm(slope - self.slopes[0]) + floor, self._is_sound(slope, floor)
         flat = turn * step_size <= jnp.sqrt(jnp.finfo(q.dtype).eps) * size
@@ -99,7 +99,7 @@ class Secants(eqx.Module):
     def curvature(self, q: Float[Array, " d"], slope: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, ""]:
         """Return the smallest curvature along recent changes, including the one to (q, slope); 0: not known.
 
-        Steps that converge slowly go along the directions of small curvature, so these are seen.
+        Steps that converge slowly go along directions of small curvature, so recent changes reveal small curvatures.
         """
         return _least(self.remembered, self._latest(q, slope, floor))
 
@@ -109,7 +109,7 @@ class Secants(eqx.Module):
         return _least(self.smallest, self.earlier)
 
     def _latest(self, q: Float[Array, " d"], slope: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, ""]:
-        """Return the curvature along the change to (q, slope); an upper bound if rounding has spoiled the change."""
+        """Return the curvature along the change to (q, slope); an upper bound if the change is mostly rounding."""
         size = jnp.linalg.norm(q - self.points[0])
         spoiled = jnp.where(self._is_sound(slope, floor), 0, floor) / jnp.where(size > 0, size, 1)
         most = jnp.sqrt(jnp.finfo(size.dtype).max)
@@ -128,7 +128,7 @@ class Secants(eqx.Module):
 def smallest(
     turns: Float[Array, "k d"], slope: Float[Array, " d"], mixing_ratio: Float[Array, ""]
 ) -> Float[Array, " k"]:
-    """Return the w that minimizes ‖slope − w·turns‖, regularized by the share of mixing; 0 for zero turns."""
+    """Return the weights w that minimize ‖slope − w·turns‖, regularized by the share of mixing; 0 for zero turns."""
     sizes = jnp.linalg.norm(turns, axis=1)
     scale = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
     unit = turns * scale[:, None]
@@ -138,12 +138,12 @@ def smallest(
 
 
 def _changes(latest: Float[Array, " d"], rows: Float[Array, "k d"]) -> Float[Array, "k d"]:
-    """Return the differences between neighbors, the latest first."""
+    """Return the differences between successive rows, the latest first."""
     return jnp.concatenate([latest[None], rows[:-1]]) - rows
 
 
 def _newest(rows: Float[Array, "k d"], row: Float[Array, " d"], known: Bool[Array, ""]) -> Float[Array, "k d"]:
-    """Put the row before the others; it replaces all of them if these are not known."""
+    """Return the rows with `row` in front and without the last one; copies of `row` if the others are not known."""
     return jnp.where(known, jnp.concatenate([row[None], rows[:-1]]), row)
 
 

@@ -1,6 +1,6 @@
-"""Settings that clients find together before they solve: the number of pushes that mix well, and curvatures.
+"""Determine settings before a solve: the number of pushes that mix well, and the mean of the clients' curvatures.
 
-Both travel as scalars, which cost next to nothing beside vectors of the size of the params.
+Clients send only a few scalars for them, which cost next to nothing beside vectors of the size of the params.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ def learn_settings(pushes: int | None) -> Node:
 
     Every client starts from random numbers whose mean over the clients is 0, drawn from a table that all can compute.
     Clients push them until at each client their root mean square is at most 1/`SHRINK` of that at the start. They vote
-    on this after 1, 2, 3, 5, 8, … rounds; the number of rounds is the result. The curvatures are averaged meanwhile. A
-    state whose `pushes` is known already keeps it and sends nothing.
+    on this after 1, 2, 3, 5, 8, … rounds. The number of rounds is the result, and the curvatures are averaged in the
+    same rounds. If `pushes` is not given but already known to the state, the state stays as it is and nothing is sent.
     """
 
     def enter(state: Any, ctx: Context) -> _Probe:

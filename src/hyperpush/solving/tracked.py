@@ -1,10 +1,11 @@
 """Gradient tracking over push-sum, shared by inner solvers and estimators.
 
-With g_i a client's gradient at its aim p, P the push-sum weights of the links, and y = g(p) at the start:
+Each client has an estimate q, a push-sum weight ω, and a tracker y of the mean gradient. Client i's gradient at its aim
+p is g_i(p), and y starts at g(p). With the push-sum weights P of the links, a step is
 
     p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
 
-All pushed values are conserved. So at the only fixed point the mean gradient is zero, for any Δ.
+The sums of all pushed values are conserved. So at the only fixed point the mean gradient is zero, for any Δ.
 """
 
 from collections.abc import Callable
@@ -21,13 +22,13 @@ from hyperpush.solving.secants import Secants
 from hyperpush.solving.settings import MOST_PUSHES, norm
 
 CHECK = 5  # steps between two votes on ending
-KNOWN = 0.1  # largest relative error of q at which an error of the result is believed
+KNOWN = 0.1  # largest relative error of q at which an estimated error of the result is trusted
 CAUTION = 1.3  # factor by which the smallest curvature may have fallen since the previous outer step
 T = TypeVar("T", bound="Tracked")
 
 
 class TrackedMemory(eqx.Module):
-    """A client's tracking state, from which the next outer step continues, and the settings found."""
+    """A client's tracking state, from which the next outer step continues, and the settings of the last solve."""
 
     z: Float[Array, "*clients d"]
     mass: Float[Array, "*clients"]
@@ -36,7 +37,7 @@ class TrackedMemory(eqx.Module):
     tracker: Float[Array, "*clients d"]
     pushes: Int[Array, "*clients"]  # 0: not known yet
     curvature: Float[Array, "*clients"]  # this client's estimate of the mean of the clients' largest curvatures
-    own: Float[Array, "*clients"]  # largest curvature of this client at that time
+    own: Float[Array, "*clients"]  # largest curvature of this client when `curvature` was averaged
     smallest: Float[Array, "*clients"]  # smallest curvature of the mean cost seen so far; 0: none yet
 
     @staticmethod
@@ -53,12 +54,12 @@ class TrackedMemory(eqx.Module):
 
 
 class Tracked(eqx.Module):
-    """A client in the middle of gradient tracking."""
+    """A client's state during gradient tracking."""
 
     z: Float[Array, " d"]
     mass: Float[Array, ""]  # ω
     aim: Float[Array, " d"]  # p: end of the client's step, before mixing
-    gradient: Float[Array, " d"]  # g_i there, without a part that is the same at all points
+    gradient: Float[Array, " d"]  # g_i at the aim, without a part that is the same at all points
     tracker: Float[Array, " d"]  # y
     secants: Secants | None  # None: plain steps without votes
     count: Int[Array, ""]
@@ -92,7 +93,7 @@ class Tracked(eqx.Module):
     def moved(
         self: T, change: Float[Array, " d"], aim: Float[Array, " d"], gradient: Array, secants: Secants | None
     ) -> T:
-        """Return the client after its own step; `gradient` is that at the new aim."""
+        """Return the state after the client's own step, before mixing; `gradient` is g_i at the new aim."""
         return replace(
             self,
             z=self.z + self.mass * change,
@@ -105,9 +106,9 @@ class Tracked(eqx.Module):
         )
 
     def away(self) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-        """Return the distance of q to the solution, and True if it can be believed.
+        """Return an estimate of the distance of q to the solution, and True if the estimate can be trusted.
 
-        If q itself is uncertain, apparent curvature may come from disagreement of the clients.
+        If q has a large error, apparent curvature may come from disagreement of the clients.
         """
         assert self.judgment is not None
         assert self.secants is not None
@@ -124,19 +125,19 @@ class Tracked(eqx.Module):
 
 
 def send(state: Tracked, ctx: Context) -> PyTree:
-    """Return a client's message: shares of z, ω and y, and its share of the counts of negative curvature."""
+    """Return a client's message: its z, ω and y, and its counts of negative curvature (None without a judgment)."""
     return state.z, state.mass, state.tracker, state.judgment and state.judgment.curvature_signs
 
 
 def take(state: T, mixed: PyTree) -> T:
-    """Return the state with mixed shares."""
+    """Return the state with the mixed values of `send`."""
     z, mass, tracker, signs = mixed
     judgment = state.judgment and replace(state.judgment, curvature_signs=signs)
     return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
 
 
 def repeat_pushes(pushes: int | None) -> Repeat:
-    """Return the pushes of a step; their number is given, or found by the clients."""
+    """Return the node with the pushes of a step; with None their number is the state's field `pushes`."""
     push = Exchange(send, _receive, conserved=True)
     if pushes is not None:
         return Repeat(push, pushes, name="pushes")
@@ -146,7 +147,7 @@ def repeat_pushes(pushes: int | None) -> Repeat:
 def repeat_until_judged(
     body: Node, judge: Node, steps: int, name: str, ended: Callable[[Any, Context], Bool[Array, ""]]
 ) -> Repeat:
-    """Repeat until all clients agree to end, at most for `steps`, rounded up to a multiple of five."""
+    """Return a loop that ends when all clients agree, after at most `steps` steps rounded up to a multiple of five."""
     some = Sequence(Repeat(body, CHECK, name="steps"), judge)
     return Repeat(some, -(-steps // CHECK), until=ended, name=name)
 

@@ -1,1 +1,1 @@
-"""TOML files and options: read, checked, run like a study, and written back."""
+"""Read and check TOML files and options, run them as studies, and write them back as TOML."""

@@ -1,4 +1,4 @@
-"""Validated configurations from a TOML file or a name, and `key=value` overrides."""
+"""Read the options of an experiment from a TOML file or a study's name, apply `key=value` overrides, and check them."""
 
 import math
 import tomllib
@@ -21,14 +21,14 @@ C = TypeVar("C", bound=Config)
 def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> tuple[Experiment, Config]:
     """Return the experiment of `source` (a name or a `.toml` file), and its options after the overrides.
 
-    A file with `[task]` is a spec; one with `experiment = …` is a study.
+    A file with a table `[task]` is a spec. A file with `experiment = …` holds the options of a study.
     """
     experiment, values = read_source(source, known)
     return experiment, configure(experiment, values, overrides)
 
 
 def read_source(source: str, known: Mapping[str, Experiment]) -> tuple[Experiment, dict[str, Any]]:
-    """Return the experiment of `source`, and the options that `source` sets."""
+    """Return the experiment of `source` (a name or a `.toml` file), and the options that this file sets."""
     if source.endswith(".toml"):
         values = read_toml(Path(source))
         name = "spec" if is_spec(values) else values.pop("experiment", None)
@@ -39,24 +39,24 @@ def read_source(source: str, known: Mapping[str, Experiment]) -> tuple[Experimen
 
 
 def configure(experiment: Experiment, values: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """Return the options of an experiment: its defaults, then values, then overrides."""
+    """Return the options of an experiment: its defaults, replaced by `values`, which are replaced by `overrides`."""
     for override in overrides:
         set_from_text(values, override, experiment.config)
     return validate(experiment.config, values)
 
 
 def is_spec(values: Mapping[str, Any]) -> bool:
-    """True if the content of a file is a spec, not the options of a study."""
+    """Return True if the content of a file is a spec, and False if it holds the options of a study."""
     return "task" in values and "experiment" not in values
 
 
 def named_table(given: object) -> object:
-    """Return a table of a spec; a string alone is a name without options: `network = "ring"`."""
+    """Return a table of a spec. A string such as `network = "ring"` becomes a table with this name and no options."""
     return {"name": given} if isinstance(given, str) else given
 
 
 def find(name: object, known: Mapping[str, Experiment]) -> Experiment:
-    """Return the experiment with this name."""
+    """Return the experiment with this name; raise InvalidInput if it does not exist."""
     if not isinstance(name, str):
         raise InvalidInput("experiment", name, ", ".join(known))
     if name not in known:
@@ -76,7 +76,7 @@ def validate(kind: type[C], values: dict[str, Any]) -> C:
 
 
 def _check_finite(values: object, field: str = "") -> None:
-    """Refuse NaN and infinity at all levels, as tables of free options are not checked elsewhere."""
+    """Raise InvalidInput for NaN and infinity at all levels, because no other check covers tables of free options."""
     if isinstance(values, float) and not math.isfinite(values):
         raise InvalidInput(field, values, "a finite number")
     inside = values if isinstance(values, dict) else dict(enumerate(values)) if isinstance(values, list) else {}
@@ -85,7 +85,7 @@ def _check_finite(values: object, field: str = "") -> None:
 
 
 def to_toml(experiment: str, config: Config) -> str:
-    """Return TOML from which this configuration can be read again."""
+    """Return the TOML text from which these options of an experiment can be read again."""
     named = {} if experiment == "spec" else {"experiment": experiment}
     return tomli_w.dumps({**named, **as_table(config)})
 
@@ -97,7 +97,7 @@ def default_toml(experiment: Experiment) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file."""
+    """Return the content of a TOML file; raise InvalidInput if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -107,7 +107,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def set_from_text(values: dict[str, Any], override: str, kind: type[Config]) -> None:
-    """Set one `dotted.key=value`; a value that is not TOML is taken as a bare string."""
+    """Set one option from a text `dotted.key=value`; a value that is not valid TOML is taken as a string."""
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
@@ -119,12 +119,12 @@ def set_from_text(values: dict[str, Any], override: str, kind: type[Config]) -> 
         value = text.strip()
     field = options_of(kind).get(path[0])
     if len(path) > 1 and path[0] not in values and field is not None and isinstance(field.default, Config):
-        values[path[0]] = as_table(field.default)  # the rest of the table keeps the experiment's defaults
+        values[path[0]] = as_table(field.default)  # all other options of this table keep the experiment's defaults
     set_option(values, key.strip(), value)
 
 
 def set_option(values: dict[str, Any], name: str, value: object) -> None:
-    """Set the option with a dotted name; create missing tables."""
+    """Set the option with a dotted name in nested tables; create missing tables."""
     *parents, last = name.split(".")
     for part in parents:
         values = values.setdefault(part, {})
@@ -134,7 +134,7 @@ def set_option(values: dict[str, Any], name: str, value: object) -> None:
 
 
 def option_names(config: Config, prefix: str = "") -> list[str]:
-    """Return the dotted keys of all options, including those in tables."""
+    """Return the dotted names of all options, including those in nested tables."""
     found: list[str] = []
     for name in options_of(type(config)):
         value = getattr(config, name)
@@ -164,5 +164,5 @@ def _document(config: Config, prefix: tuple[str, ...]) -> Iterator[str]:
 
 
 def _note(option: Option) -> str:
-    """Return the first line of help of an option, and its allowed values."""
+    """Return the first line of an option's help, followed by its allowed values."""
     return "; ".join([*(line.rstrip(".") for line in option.help[:1]), *option.notes])

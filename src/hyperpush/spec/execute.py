@@ -1,4 +1,4 @@
-"""Runs of studies and TOML files: from options to a run folder, and from an interrupted run to its end."""
+"""Run studies and TOML files in a run folder, and continue interrupted runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +19,10 @@ def execute(
     console: Console | None = None,
     checkpoints: Policy | None = None,
 ) -> Finished:
-    """Run an experiment into the folder `out`, by default a new one under `runs/`; return its result and the run.
+    """Run an experiment in the folder `out`, and return its result and the run.
 
-    With `checkpoints`, `resume` can continue an interrupted run.
+    With `out=None`, a new folder under `runs/` is used. `resume` can continue an interrupted run only if it had
+    `checkpoints`.
     """
     return start(experiment, config, to_toml(experiment.name, config), out, console, checkpoints)
 
@@ -29,5 +30,5 @@ def execute(
 def resume(
     folder: Path, known: Mapping[str, Experiment], console: Console | None = None, checkpoints: Policy | None = None
 ) -> Finished:
-    """Continue an interrupted run; `folder` is its final folder or the hidden one beside it."""
+    """Continue an interrupted run; `folder` is its final folder or the hidden folder beside it."""
     return carry_on(folder, lambda file: load_config(str(file), [], known), console, checkpoints)

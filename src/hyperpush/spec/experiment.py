@@ -1,4 +1,4 @@
-"""A TOML file with `[task]`: the spec that `hyperpush.spec.objects` reads, run like a study."""
+"""Define the experiment `spec`, which runs a TOML file with `[task]` (see `hyperpush.spec.objects`)."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ Named = Annotated[Table, Before(named_table)]
 
 
 class SpecConfig(Config):
-    """Options of a spec; the options of a table are those of the object that it names."""
+    """Options of a spec. Each table holds a name, and the options of the object with this name."""
 
     key: Annotated[int, whole(0, 2**32 - 1)] = option(0, "Decides every random draw.")
     precision: Literal["float32", "float64"] = option("float32", "Precision of all numbers.")
@@ -33,7 +33,7 @@ class SpecConfig(Config):
     deploy: Table = option({}, "For hyperpush peer and swarm: communication of the parties.")
 
     def tables(self) -> dict[str, Any]:
-        """Return the tables that are set, without those that only deployment needs."""
+        """Return the options that are set, without the tables `peers` and `deploy`, which only deployment reads."""
         return {name: each for name, each in as_table(self).items() if name not in ("peers", "deploy")}
 
 

@@ -1,4 +1,4 @@
-"""A spec, as TOML: a task, a method, a network, a key, and an engine.
+"""Read a spec: a TOML file that describes a task, a method, a network, a key, and an engine.
 
     key = 0
 
@@ -17,11 +17,13 @@
     hypergradient = { name = "HGP", steps = 20, pushes = 10, step_size = 0.2 }
     outer = { name = "adam", learning_rate = 0.1 }
 
-Further tables: `[train]` (an inner solver that trains before an estimator), `[engine]`, `[metrics]`, `[hooks]`, and
-`[task.private]` (clip, and either noise or epsilon and delta). Every name may be a registered one or `module:Class`.
-`verb = "influence"` scores training examples with an estimator; as a table `[verb]` it takes the options of
-`hp.influence.scores`. `start = "runs/mine"` continues a finished run, with its link estimates if the network is the
-same. Each party loads its own subfolder. A table without options may be a name alone: `network = "ring"`.
+Further tables are `[train]` (an inner solver that trains before an estimator), `[engine]`, `[metrics]` and `[hooks]`.
+`[task.private]` makes the task private; it holds `clip`, and either `noise` or `epsilon` and `delta`. Every name is a
+registered name or `module:Class`. A table without options may be its name alone: `network = "ring"`.
+
+`verb = "influence"` scores training examples with an estimator. The table `[verb]` with `name = "influence"` also takes
+options of `hp.influence.scores`. `start = "runs/mine"` continues from the end point of a finished run, and reuses its
+link estimates if the network is the same. In a deployment, each party loads its own subfolder of `start`.
 """
 
 import inspect
@@ -54,7 +56,7 @@ from hyperpush.verbs.saved import load
 from hyperpush.verbs.solve import solve
 from hyperpush.verbs.train import train
 
-NAMED = ("verb", "task", "network", "method", "train", "engine")  # tables that may be a string alone
+NAMED = ("verb", "task", "network", "method", "train", "engine")  # tables that may be given as a name alone
 TABLES = ("key", "precision", "start", "every", *NAMED, "metrics", "hooks")
 METHODS = ("algorithms", "hypergradients", "inner", "baselines", "big_fed")  # kinds of methods that a file may name
 VERBS = ("train", "hypergradient", "solve", "influence")
@@ -63,11 +65,11 @@ SCORING = ("damping", "parties", "validation", "curvature_steps")  # options of 
 
 @dataclass(frozen=True)
 class Spec:
-    """The content of a spec file, as objects."""
+    """The objects that a spec file describes."""
 
     verb: str
     task: Task
-    method: Any  # of the kind that the verb takes
+    method: Any  # a method of the kind that the verb takes
     network: Network
     key: int
     engine: Engine
@@ -75,12 +77,15 @@ class Spec:
     metrics: Mapping[str, Any]
     every: int | None
     hooks: tuple[Hook, ...]
-    start: Path | None = None  # the folder of a finished run
-    changed: tuple[str, ...] = ()  # intended differences from that run
+    start: Path | None = None  # the folder of a finished run to start from
+    changed: tuple[str, ...] = ()  # parts of the task that differ on purpose from the run in `start`
     scoring: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, engine: Engine | None = None, hooks: Sequence[Hook] = ()) -> Result:
-        """Run the spec; `engine` replaces the engine that it names."""
+        """Run the spec's verb and return its result.
+
+        `engine` replaces the spec's engine, and `hooks` are added to its hooks.
+        """
         options: dict[str, Any] = {"key": self.key, "engine": engine or self.engine, "hooks": (*self.hooks, *hooks)}
         measured = {"metrics": dict(self.metrics) or None, "every": self.every}
         task = self.task if self.start is None else _task_at(self.start, self.task, self.changed)
@@ -96,7 +101,7 @@ class Spec:
 
 
 def read(values: Mapping[str, Any]) -> Spec:
-    """Read the objects that the tables of a file describe.
+    """Return the `Spec` with the objects that the tables of a file describe.
 
     Raises:
         InvalidInput: The file is invalid; the message names the dotted key, the given value and the allowed ones.
@@ -133,7 +138,7 @@ def read(values: Mapping[str, Any]) -> Spec:
 
 
 def check_tables(values: Mapping[str, Any]) -> None:
-    """Refuse unknown keys, and the lack of a required table."""
+    """Raise InvalidInput for unknown keys, and if a required table is missing."""
     for key in values:
         if key not in TABLES:
             raise unknown(key, key, TABLES)
@@ -143,7 +148,7 @@ def check_tables(values: Mapping[str, Any]) -> None:
 
 
 def read_task(table: Mapping[str, Any]) -> Task:
-    """Make the task of a table, by a ready-made function or a user's function with the table's options."""
+    """Make the task of a table: call the ready-made function or user's function that it names, with its options."""
     options = dict(table)
     name = options.pop("name", None)
     function = task_function(name)
@@ -158,7 +163,10 @@ def read_task(table: Mapping[str, Any]) -> Task:
 
 
 def _private_task(task: Task, table: object, method: Method, network: Network) -> Task:
-    """Return the task with `[task.private]`: with the given noise, or with noise that fits `epsilon` and `delta`."""
+    """Return the private task that `[task.private]` describes.
+
+    Its noise is the given noise, or the least noise that costs at most `epsilon` at `delta`.
+    """
     if not isinstance(table, Mapping):
         raise InvalidInput("task.private", table, "a table with clip, and noise or epsilon")
     options = dict(table)
@@ -173,12 +181,12 @@ def _private_task(task: Task, table: object, method: Method, network: Network) -
 
 
 def read_method(table: Mapping[str, Any], field: str = "method") -> Method:
-    """Make the method of a table, of any kind."""
+    """Make the method that a table describes, of any kind."""
     return build(method_kind(table.get("name"), f"{field}.name"), table, field)
 
 
 def method_kind(name: object, field: str) -> str:
-    """Return the kind of the method with this name, or of `module:Class`."""
+    """Return the kind of a method, such as `inner` or `algorithms`; `name` is a registered name or `module:Class`."""
     known = {kind: registered(kind) for kind in METHODS}
     if isinstance(name, str) and ":" in name:
         found = find("methods", name, field)
@@ -190,14 +198,14 @@ def method_kind(name: object, field: str) -> str:
 
 
 def read_network(table: Mapping[str, Any], clients: int) -> Network:
-    """Make the network of a table for this number of clients."""
+    """Make the network that a table describes, with this number of clients."""
     if "clients" in table:
         raise InvalidInput("network.clients", table["clients"], f"no value, as the task has {clients} clients already")
     return build("networks", {**table, "clients": clients}, "network")
 
 
 def task_function(name: object) -> Callable[..., Any]:
-    """Return the function that makes the task with this name, or that `module:function` names."""
+    """Return the function that makes a task: a function of `hp.tasks` with this name, or a user's `module:function`."""
     if isinstance(name, str) and ":" in name:
         return load_function("task.name", name)
     known = ready_made()
@@ -207,7 +215,7 @@ def task_function(name: object) -> Callable[..., Any]:
 
 
 def ready_made() -> dict[str, Callable[..., Task]]:
-    """Return the functions of `hp.tasks` that generate their data from a number of clients."""
+    """Return the functions of `hp.tasks` that generate a task for a given number of clients, by name."""
     functions = {name: each for name, each in vars(tasks).items() if inspect.isfunction(each)}
     return {
         name: each
@@ -232,7 +240,7 @@ def _task_of(name: str, function: Callable[..., Any], options: Mapping[str, Any]
 
 
 def _verb(table: object, method: Method) -> tuple[str, dict[str, Any]]:
-    """Return the verb for the method, and its options."""
+    """Return the name of the verb to run with this method, and the options of the table `[verb]`."""
     if not isinstance(table, Mapping | None):
         raise InvalidInput("verb", table, f"one of {', '.join(VERBS)}, or a table with a name and options")
     kinds = {InnerSolver: ("train",), HypergradientEstimator: ("hypergradient", "influence")}
@@ -252,7 +260,7 @@ def _verb(table: object, method: Method) -> tuple[str, dict[str, Any]]:
 
 
 def _start(given: object) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the folder of a finished run, and the intended differences from it."""
+    """Return the folder of the finished run to start from, and the parts of the task that differ on purpose."""
     if given is None:
         return None, ()
     table = given if isinstance(given, Mapping) else {"run": given}

@@ -1,4 +1,4 @@
-"""Running a spec like a study: every owner's model, the history, and the costs."""
+"""Run a spec as an experiment, and write every owner's model, the history, and the costs."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from hyperpush.spec.experiment import SpecConfig
 from hyperpush.verbs.results import History, Result
 from hyperpush.verbs.saving import save_result, summarize
 
-SHOWN = 10  # records in a table
+SHOWN = 10  # largest number of records in a printed table
 
 
 def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
-    """Run the spec, write every owner's model, and report the costs."""
+    """Run the spec, write every owner's model, and return the content of `result.json`."""
     spec = objects.read(config.tables())
     with run.progress(spec.verb, 1) as bar:
         result = spec.run(hooks=(bar,))
@@ -23,7 +23,7 @@ def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
 
 
 def check(config: SpecConfig) -> None:
-    """Refuse an invalid spec; `hyperpush sweep` checks all runs before the first."""
+    """Raise InvalidInput if the spec is invalid; `hyperpush sweep` checks all runs before it starts the first."""
     objects.read(config.tables())
 
 
@@ -58,7 +58,10 @@ def report(result: Result, spec: objects.Spec, run: StudyRun) -> dict[str, Any]:
 
 
 def scores_of(result: Influence) -> dict[str, Any]:
-    """Return scores by name, in the form of files: of examples, of clients, and for single validation examples."""
+    """Return influence scores in the form of `result.json`, by client name.
+
+    They cover examples, and if requested also clients and single validation examples.
+    """
     names = result.task.names
     scores = {owner: own.tolist() for owner, own in zip(result.names, result.examples, strict=True)}
     found = {"scores": scores, "totals": dict(zip(result.names, result.totals.tolist(), strict=True))}
@@ -74,7 +77,7 @@ def scores_of(result: Influence) -> dict[str, Any]:
 
 
 def history_rows(history: object) -> list[dict[str, float]]:
-    """Return the rows of a history, means over clients, without numbers that are not finite."""
+    """Return the rows of a history as dicts of means over clients, without numbers that are not finite."""
     if not isinstance(history, History):
         return []
     rows = [

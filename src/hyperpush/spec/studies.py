@@ -1,4 +1,4 @@
-"""Studies by name: `spec`, which runs a TOML file with `[task]`, and those of installed distributions."""
+"""Find studies by name: `spec`, which runs a TOML file with `[task]`, and the studies of installed distributions."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +9,7 @@ from hyperpush.spec.experiment import SPEC
 
 
 class Studies(Mapping[str, Experiment]):
-    """Studies by name, imported on first use; listing the names imports none."""
+    """Mapping from names to studies. A study is imported at its first use; listing the names imports none."""
 
     def __init__(self):
         self._points = extensions(STUDIES)
@@ -34,5 +34,5 @@ class Studies(Mapping[str, Experiment]):
 
 
 def experiments() -> Mapping[str, Experiment]:
-    """Return all studies by name."""
+    """Return all installed studies by name."""
     return Studies()

@@ -1,4 +1,4 @@
-"""Judge whether params solve the inner problem, on plain averages beside the run, uncounted."""
+"""Judge whether params solve the inner problem, with exact averages on one machine, whose work no costs include."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +30,9 @@ from hyperpush.solving.judgment import FINEST
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 
-PRODUCTS = 200  # limit of the Newton step after training, when no estimate has used the Hessian
-DIFFERENT = 3  # two estimates that differ by more than this multiple of their claimed errors disagree
-BESIDE = ("clients_per_batch", "compile_fully")  # options of an engine that the judge beside the run shares
+PRODUCTS = 200  # largest number of Hessian products in the Newton step that judges params after training
+DIFFERENT = 3  # two estimates disagree if they differ by more than this multiple of their claimed errors
+BESIDE = ("clients_per_batch", "compile_fully")  # options of the call's engine that the judging engine also uses
 CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
@@ -42,10 +42,11 @@ class OuterSteps:
     """The first and the last outer step of a nested algorithm.
 
     Args:
-        sizes: The clients' ‖v_i‖ of the first; with an estimator that judges params, their rms if it passed.
-        first: The task at the first; None if it was judged there, or is not known.
-        last: The task at the last estimate; None unless it claims an error without a probe.
-        value: That estimate.
+        sizes: The norm of each client's hypergradient at the first step. If the estimator judges params and passed, the
+            root mean square of these norms.
+        first: The task at the first step; None if it was judged during the run, or is not known.
+        last: The task at the last estimate; None unless this estimate claims an error without a random probe.
+        value: The last estimate of the hypergradient.
     """
 
     sizes: Array
@@ -56,12 +57,12 @@ class OuterSteps:
 
 @dataclass(frozen=True)
 class Certifier:
-    """Judge of the params of one call of a verb, with the task after the call.
+    """Judge of the params that one call of a verb has reached.
 
     Args:
         task: The task at the params and hypers to judge.
         given: The method as it was passed to the verb.
-        adapted: The method as it ran.
+        adapted: The method as it ran, with its settings for the network, engine and task.
         network: The network of the call; judging sends no messages on it.
         engine: The engine of the call.
         key: The key of the call.
@@ -75,7 +76,10 @@ class Certifier:
     key: PRNGKeyArray
 
     def judge_estimate(self, status: Status, certify: bool = True, value: PyTree = None) -> Status:
-        """Return the status of an estimate made at these params; a True is compared with TreeCG's `value`."""
+        """Return the status of a hypergradient estimate at these params.
+
+        If the status is converged and the target is global, the estimate `value` is also compared with TreeCG's.
+        """
         kind = problem_of(self.given)
         if ambient().engine is not None or not kind:
             return status
@@ -93,9 +97,10 @@ class Certifier:
         return self._compared(judged, value, found) if comparable and judged.converged else judged
 
     def judge_end(self, status: Status, certify: bool, steps: "OuterSteps", solved: bool) -> Status:
-        """Return the status of a nested algorithm that ends here.
+        """Return the status of a nested algorithm that ends at these params.
 
-        `solved` is True if the estimator judged its own steps, and the last inner solver certified these params.
+        `solved` is True if the last inner solver has shown that these params are solved. If the estimator also judged
+        its own steps, nothing more is computed.
         """
         kind = problem_of(self.given)
         if ambient().engine is not None or not kind:
@@ -112,7 +117,8 @@ class Certifier:
         found = _status(here)
         if found.reason == "unsolved" and found.moved is not None and steps.first is not None:
             size = _distance_of(here.value)
-            if found.moved * size <= 2 * CHANGED * max(size, _rms(steps.sizes)):  # the first step may decide
+            # Relative to TreeCG's hypergradient at the first step, the change may still be small enough.
+            if found.moved * size <= 2 * CHANGED * max(size, _rms(steps.sizes)):
                 found = _status(self._run_tree_cg(self.task, self._first_sizes(steps.first)))
         judged = status.judged(found)
         if not judged.converged or steps.last is None:
@@ -129,7 +135,11 @@ class Certifier:
         return any(part.judges for part in _parts(self.adapted))
 
     def _judge_own_end(self, steps: "OuterSteps") -> Status:
-        """Judge clients that train alone. The first hypergradient counts if its params passed."""
+        """Return the status of a nested algorithm whose clients solve their own inner problems.
+
+        The change of the hypergradient by a Newton step decides. If it is too large, it is compared with the size of
+        the hypergradient at the first step, provided that the params there pass.
+        """
         found = self.judge_own()
         if found.reason != "unsolved" or found.moved is None or steps.first is None:
             return found
@@ -137,17 +147,20 @@ class Certifier:
         return self.judge_own(_rms(steps.sizes)) if first.converged else found
 
     def _sizes(self, steps: "OuterSteps") -> Array:
-        """Return the size of the first hypergradient where the estimator judged it, else 0."""
+        """Return the size of the first hypergradient for every client if the estimator judged it, else 0."""
         return jnp.full_like(steps.sizes, _rms(steps.sizes) if self._parts_judge() else 0)
 
     def _first_sizes(self, first: Task) -> Array:
-        """Return the size of TreeCG's hypergradient at the first step's params; 0 if they are not solved."""
+        """Return the size of TreeCG's hypergradient at the params of the first step; 0 if they are not solved."""
         found = self._run_tree_cg(first, jnp.zeros(first.clients, jnp.result_type(*jax.tree.leaves(first.params))), 0)
         assert found.size is not None
         return jnp.full_like(found.size, _rms(found.size))
 
     def _run_tree_cg(self, task: Task | None = None, sizes: Array | None = None, outer: int = 1) -> HypergradientState:
-        """Return TreeCG's estimate and judgment at the point of a task, after an outer step if `sizes` are given."""
+        """Return TreeCG's estimate and its judgment of the params of a task, by default of this certifier's task.
+
+        With `sizes`, which is the size of the first hypergradient, the params count as those after `outer` outer steps.
+        """
         solver = next((part for part in _parts(self.adapted) if isinstance(part, SystemSolver)), None)
         options = {} if solver is None else {"singular": solver.singular, "damping": solver.damping}
         known = {} if sizes is None else {"size": sizes, "outer": jnp.full(len(sizes), outer, jnp.int32)}
@@ -157,7 +170,8 @@ class Certifier:
     def _compared(self, status: Status, value: PyTree, found: HypergradientState, size: float = 0.0) -> Status:
         """Return the status of a converged estimate after comparing it with TreeCG's at the same params.
 
-        `size` is that of the first hypergradient of an algorithm: at an outer optimum the last one vanishes.
+        `size` is the size of an algorithm's first hypergradient. Errors are also compared with it, because the last
+        hypergradient vanishes at an outer optimum.
         """
         known, terms = _status(found).error or 0.0, np.asarray(found.terms, np.float64)
         kind = jnp.result_type(*jax.tree.leaves(self.task.params))
@@ -181,7 +195,10 @@ class Certifier:
     def judge_runs(
         self, statuses: Sequence[Status], params: PyTree, hypers: PyTree, certify: bool = True
     ) -> tuple[Status, ...]:
-        """Return the statuses of several runs, whose params and hypers have the runs on axis 0, as `judge_params`."""
+        """Return the statuses of several runs, each judged like `judge_params`.
+
+        `params` and `hypers` have the runs on axis 0.
+        """
 
         def measure(build: Any, checker: Any) -> list[Status]:
             report = self._run_stacked(build, checker, params, hypers).report
@@ -214,7 +231,7 @@ class Certifier:
         return tuple(map(self._verdict, statuses, found))
 
     def _verdict(self, status: Status, found: Status) -> Status:
-        """Return the status of a training by the distance of its params."""
+        """Return the status of a training, given the measured distance (`found`) of its params from the solution."""
         if not _is_known(found, own=problem_of(self.given) == "own") or found.reason == self._with_caveat(CLOSE):
             return status.judged(found)
         if self._is_near(found):
@@ -225,19 +242,19 @@ class Certifier:
         return status.judged(replace(found, converged=False, reason="unsolved"))
 
     def _is_near(self, found: Status) -> bool:
-        """True if these params count as solved after training."""
+        """Return True if params at this measured distance count as solved after training."""
         tolerance = self.adapted.option("tolerance")
         own = problem_of(self.given) == "own"
         return _is_known(found, own) and _away(found) <= (NEAR if tolerance is None else float(tolerance))
 
     def _is_certain(self, status: Status) -> bool:
-        """True if the solver's own verdict is True and rests on a random probe."""
+        """Return True if the solver itself reports convergence, and has verified it with a random probe."""
         return bool(status.converged) and any(
             isinstance(part, InnerSolver) and part.certifies for part in _parts(self.adapted)
         )
 
     def _with_caveat(self, reason: str) -> str:
-        """Return the reason with the solver's caveat, which explains a remaining bias of its params."""
+        """Return the reason, followed by the solver's caveat, which explains a remaining bias of its params."""
         caveat = self.adapted.caveat
         return f"{reason}; {caveat}" if caveat else reason
 
@@ -250,7 +267,7 @@ class Certifier:
         return _status(found)
 
     def is_ill_posed(self) -> bool:
-        """True if TreeCG finds the mean Hessian singular or indefinite at these params; False if it cannot run."""
+        """Return True if TreeCG finds the mean Hessian singular or indefinite here; False also if it cannot run."""
         if ambient().engine is not None or problem_of(self.given) != "shared" or self.unseen():
             return False
         try:
@@ -259,7 +276,7 @@ class Certifier:
             return False
 
     def unseen(self) -> str:
-        """Reason why one machine cannot see all clients' params; empty if one can."""
+        """Return the reason why one machine cannot see all clients' data and params; empty if it can."""
         if self.task.privacy is not None:
             return "private data"
         if self.engine.hosts_one:
@@ -278,7 +295,7 @@ class Certifier:
         return self._execute(ProgramRecipe(build, (checker, problem)), states)
 
     def _run_stacked(self, build: Any, checker: Any, params: PyTree, hypers: PyTree) -> HypergradientState:
-        """Run a checker at the points of several runs; states hold the runs on axis 1."""
+        """Run a checker at the params and hypers of several runs at once; states have the runs on axis 1."""
         task, problem = self.task, _with_products(self.given, program_of(self.given, self.task.problem).parts[1])
         params, hypers = jax.tree.map(lambda leaf: jnp.moveaxis(jnp.asarray(leaf), 0, 1), (params, hypers))
         shape = jax.tree.leaves(params)[0].shape[:2]
@@ -299,8 +316,8 @@ class Certifier:
 def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> ProgramRecipe:
     """Return the recipe of an estimator's program; `adapted` is the `given` method bound to its network.
 
-    Peers see one client each, so they average the disagreement of their params along a tree. They skip it if they are
-    asynchronous, have private data or distrust each other.
+    Each peer holds the params of one client. Peers therefore average the disagreement of their params along a tree.
+    They skip this if they are asynchronous, have private data or distrust each other.
     """
     if engine.hosts_one and not engine.no_tree and _trust(given) and problem_of(given) == "shared":
         return ProgramRecipe(_compared, (adapted, task.problem))
@@ -308,7 +325,7 @@ def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) 
 
 
 def not_checked(why: str) -> str:
-    """Return the reason of a status whose params could not be judged."""
+    """Return the reason for the status of a result whose params could not be judged; `why` says why not."""
     return f"params not checked {why}" if why.startswith("among") else f"params not checked: {why}"
 
 
@@ -342,7 +359,7 @@ def _probed_distance(checker: TreeCG, problem: Problem) -> Node:
 
 
 def _away(found: Status) -> float:
-    """Return the Newton step and the disagreement together, relative to the params."""
+    """Return the sum of the Newton step's length and the disagreement, both relative to the size of the params."""
     return (found.residual or 0.0) + (found.disagreement or 0.0)
 
 
@@ -370,7 +387,7 @@ def _status(found: HypergradientState) -> Status:
 
 
 def _distance_of(one: PyTree, other: PyTree = None) -> float:
-    """Return the root mean square over clients of the difference of two estimates, or of one estimate."""
+    """Return the root mean square over clients of the norm of the difference of two estimates, or of one estimate."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(one)]
     others = [0.0] * len(leaves) if other is None else [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(other)]
     squares = sum(float(np.sum(np.square(a - b))) for a, b in zip(leaves, others, strict=True))
@@ -386,7 +403,11 @@ def _trust(method: Method) -> bool:
 
 
 def problem_of(method: Method) -> Literal["", "shared", "own"]:
-    """Return the inner problem that a method's result depends on: the shared one, each client's own, or none."""
+    """Return which inner problem a method's result depends on.
+
+    `"shared"` is the problem of all clients together, and `"own"` each client's own problem. The result is empty if it
+    does not depend on an inner solution.
+    """
     parts = _parts(method)
     solver = next((part for part in parts if isinstance(part, InnerSolver)), None)
     estimator = next((part for part in parts if isinstance(part, HypergradientEstimator)), None)
@@ -399,6 +420,6 @@ def problem_of(method: Method) -> Literal["", "shared", "own"]:
 
 
 def _with_products(method: Method, problem: Problem) -> Problem:
-    """Return the problem with the method's products: differences of gradients if it asks for them."""
+    """Return the problem with Hessian products computed as the method does: by differences of gradients if it asks."""
     differ = any(part.option("products") == "difference" for part in _parts(method))
     return DifferenceProblem.of(problem) if differ else problem

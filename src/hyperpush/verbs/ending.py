@@ -1,4 +1,8 @@
-"""Judge the end of a bilevel algorithm: params, gradient, growth, and other fixed points from the papers."""
+"""Judge the end of a bilevel algorithm.
+
+The status says whether the params solve the inner problem, how large the hypergradient is, and whether numbers have
+grown enormously. It also says whether the algorithm ended at another fixed point (`hyperpush.algorithms.base`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,11 +30,11 @@ from hyperpush.verbs.growing import GROWTH, grown_cost, grown_estimate
 if TYPE_CHECKING:
     from hyperpush.verbs.call import Call
 
-TERMS = 1e-6  # share of a hypergradient's terms; a smaller gradient at the start may be rounding
+TERMS = 1e-6  # a hypergradient smaller than this share of its terms may be a rounding error
 
 
 def judge_ending(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> tuple[Status, Costs]:
-    """Return the status of a bilevel algorithm that ended at the task `after`, and the costs of judging."""
+    """Return the status of a bilevel algorithm that ended at the task `after`, and the costs of judging the end."""
     method: Algorithm = call.method
     if ambient().engine is not None:
         return status, Costs()
@@ -51,9 +55,9 @@ def judge_ending(call: "Call", status: Status, after: Task, found: BilevelState,
 
 
 def judge_growth(status: Status, before: Task, after: Task) -> Status | None:
-    """Return the status *growing* if params, hypers or a party's costs are a million times the start's; else None.
+    """Return the status *growing* if params, hypers or a party's costs grew a millionfold during the run; else None.
 
-    Params and hypers must also exceed the data a million times.
+    Params and hypers count only if they also exceed the training data a million times.
     """
     if processes.count() > 1:
         return None
@@ -66,7 +70,7 @@ def judge_growth(status: Status, before: Task, after: Task) -> Status | None:
 
 
 def judge_estimate_growth(status: Status, task: Task, value: Any) -> Status:
-    """Return the status *growing* if a party's hypergradient is far larger than its parts; else the status."""
+    """Return the status *growing* if a party's hypergradient is far larger than its parts; else `status`."""
     grown = grown_estimate(task, value)
     return _growing(status, grown) if grown else status
 
@@ -76,7 +80,11 @@ def _growing(status: Status, hint: str = "") -> Status:
 
 
 def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> Status:
-    """Judge the reported params as a single estimate, and the gradient by the first and the last step."""
+    """Return the status of a nested algorithm, which runs an inner solver and an estimator in every outer step.
+
+    The final params are judged like those of a single estimate. Stationarity is judged by the hypergradients of the
+    first and the last step.
+    """
     certifier, early = call.certifier(after), status.reason == "early-stopping"
     solver: InnerSolver = call.adapted.inner
     judged = certifier.judge_end(
@@ -91,7 +99,7 @@ def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState
 
 
 def _solved(solver: InnerSolver, found: BilevelState) -> bool:
-    """True if the inner solver certified the reported params."""
+    """Return True if the inner solver itself has shown that the final params solve the inner problem."""
     if not solver.certifies or found.solved is None:
         return False
     last = found.solved.status()
@@ -111,14 +119,18 @@ def _outer_steps(call: "Call", after: Task, found: BilevelState) -> OuterSteps:
 
 
 def _without_gradient(method: Algorithm) -> str:
-    """Return the reason why a nested algorithm's first and last hypergradients cannot show stationarity."""
+    """Return the reason why a nested algorithm's hypergradients cannot show stationarity; empty if they can."""
     if method.option("stop") is not None:
         return "early stopping reports another step than the last"
     return "" if method.option("ties") is None else "ties add a penalty to the gradient"
 
 
 def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Status, Costs]:
-    """Judge the reported params, then solve at the start and the end and compare the hypergradients there."""
+    """Return the status of an algorithm that is not nested, and the costs of judging it.
+
+    The final params are judged first. Then the inner problem is solved for the hypers at the start and at the end, and
+    the hypergradients at both solutions are compared.
+    """
     own = problem_of(call.method) == "own"
     point = call.method.info.fixed_point
     other: OtherPoint = point if point in ("x_L", "x_M") else ""
@@ -135,7 +147,7 @@ def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Statu
 
 
 def _compare(status: Status, began: Ending, ended: Ending, agree: bool, other: OtherPoint) -> Status:
-    """Return the status with the ratio of the gradients at end and start, both at solved params."""
+    """Return the status with the ratio of the hypergradients at the end and at the start, both at inner solutions."""
     for where, each in (("start", began), ("end", ended)):
         for what, report in (("inner problem", each.training), ("hypergradient", each.estimate)):
             if (known := report.status()).converged is not True:
@@ -150,7 +162,10 @@ def _compare(status: Status, began: Ending, ended: Ending, agree: bool, other: O
 
 
 def _with_gradient(status: Status, first: PyTree, last: PyTree, agree: bool, floor: float) -> Status:
-    """Return the status with `gradient` and `stationary`. A first gradient below `floor` may be rounding."""
+    """Return the status with `gradient` and `stationary`, from the first and the last hypergradient.
+
+    A first hypergradient of at most `floor` may be a rounding error, so that both fields stay None.
+    """
     sizes = [_length(_mean(each)) if agree else _rms(each) for each in (first, last)]
     if sizes[0] <= floor:
         return replace(status, stationary_reason="the start was stationary up to rounding")
@@ -159,7 +174,7 @@ def _with_gradient(status: Status, first: PyTree, last: PyTree, agree: bool, flo
 
 
 def _floor(first: PyTree, agree: bool, ends: Ends) -> float:
-    """Return the size below which the first gradient may be rounding or the error of its estimates."""
+    """Return the size below which the first hypergradient may be a rounding error or the error of its estimate."""
     terms = float(np.sqrt(np.mean(np.square(np.asarray(ends.terms, np.float64)))))
     error = max(float(np.max(np.asarray(ends.error))), 0.0) if agree else 0.0
     return max(TERMS * terms, error * _rms(first))
@@ -168,7 +183,7 @@ def _floor(first: PyTree, agree: bool, ends: Ends) -> float:
 def _run(
     call: "Call", recipe: Any, task: Task, judge: bool, look: bool = False, size: float = 0.0
 ) -> tuple[Ending, Costs]:
-    """Run the program at the point of a task; return its end and costs."""
+    """Run the judging program from the params and hypers of a task; return its final states and its costs."""
     kind = jnp.result_type(*jax.tree.leaves(task.params))
     start, known = (np.full(task.clients, each, kind) for each in (call.start_size or 0.0, size))
     asked = (np.full(task.clients, each) for each in (judge, look))
@@ -180,7 +195,7 @@ def _run(
 
 
 def _unseen(call: "Call", after: Task) -> str:
-    """Return the reason why the end cannot be judged; empty if it can."""
+    """Return the reason why the end of an algorithm that is not nested cannot be judged; empty if it can."""
     if call.method.hides:
         return "its messages carry noise, and judging would send clean ones"
     if after.joint:
@@ -196,7 +211,7 @@ def _unknown(status: Status, why: str) -> Status:
 
 
 def _host(tree: PyTree) -> list[np.ndarray]:
-    """Return the leaves on the host, clients on axis 0, in float64."""
+    """Return the leaves of a tree as NumPy arrays in float64, with clients on axis 0."""
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
@@ -214,7 +229,7 @@ def _rms(leaves: Sequence[np.ndarray]) -> float:
 
 
 def _size(tree: PyTree) -> float:
-    """Return the largest absolute entry."""
+    """Return the largest absolute value in a tree; 0 for an empty tree."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     return max((float(np.max(np.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
 

@@ -1,4 +1,4 @@
-"""One run in several processes, on one machine or on many: the members, and arrays that are spread over them.
+"""Run one program in several processes, on one machine or on many, with arrays that are spread over the processes.
 
 Every process runs the same program. A spread array keeps each client's rows in the process that hosts the client.
 """
@@ -19,22 +19,25 @@ from hyperpush.base.errors import InvalidInput
 
 AXIS = "clients"
 
-# Largest size in bytes of results that are copied to every process, so that each continues as if it were alone.
+# Spread results of up to this size in bytes are copied to every process, which can then use them like local arrays.
 GATHERED = 1 << 28
 
 
 def count() -> int:
-    """Return the number of processes."""
+    """Return the number of processes of this run."""
     return jax.process_count()
 
 
 def first_process() -> bool:
-    """True for the process that writes results."""
+    """Return True in the process that writes results: process 0."""
     return jax.process_index() == 0
 
 
 def join(coordinator: str | None, processes: int | None, index: int | None) -> None:
-    """Join a run of several processes; JAX finds values that are None in the environment."""
+    """Join a run of several processes as process `index`, by the address of its coordinator (process 0).
+
+    JAX reads arguments that are None from the environment of a cluster.
+    """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         # By default the coordinator would listen on every interface of its machine.
@@ -50,13 +53,13 @@ def join(coordinator: str | None, processes: int | None, index: int | None) -> N
 
 
 def barrier(name: str) -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes have reached the barrier with this name."""
     if count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def gather_texts(text: str) -> list[str]:
-    """Return the texts of all processes, in their order."""
+    """Return the texts that all processes pass to this call, in the order of the processes."""
     if count() == 1:
         return [text]
     data = text.encode()
@@ -66,30 +69,30 @@ def gather_texts(text: str) -> list[str]:
 
 
 def agree(first: bool, anyone: bool) -> tuple[bool, bool]:
-    """Return `first` of the first process, and True if `anyone` is true in any process."""
+    """Return the value of `first` in the first process, and True if `anyone` is True in any process."""
     said = gather_texts(f"{first:d}{anyone:d}")
     return said[0][0] == "1", any(each[1] == "1" for each in said)
 
 
 def mesh() -> Mesh:
-    """Return all devices of all processes in a row."""
+    """Return a one-dimensional mesh of all devices of all processes."""
     return Mesh(np.asarray(jax.devices()), (AXIS,))
 
 
 def spread(leaf: object) -> bool:
-    """True for an array that is spread over processes, so that none sees all of it."""
+    """Return True for an array that is spread over processes, so that each process holds only a part."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def visible(leaf: Any) -> np.ndarray:
-    """Return the part of an array in this process: all of it, or its own clients' rows."""
+    """Return the part of an array that this process holds: the whole array, or the rows of its own clients."""
     if not spread(leaf):
         return np.asarray(leaf)
     return np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
 
 
 def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Spread an array that every process holds: each keeps its own part."""
+    """Spread an array that every process holds: each process keeps only its own part."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         impl = str(jax.random.key_impl(leaf))
         return jax.random.wrap_key_data(put(jax.random.key_data(leaf), sharding), impl=impl)
@@ -100,8 +103,8 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def gather(tree: PyTree) -> PyTree:
-    """Copy spread arrays to every process, unless they are larger than `GATHERED` in total."""
-    if count() == 1:  # nothing is spread
+    """Copy the spread arrays of a tree to every process, unless they have more than `GATHERED` bytes in total."""
+    if count() == 1:  # arrays are not spread
         return tree
     if sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if spread(leaf)) > GATHERED:
         return tree
@@ -129,7 +132,7 @@ def own_clients(leaf: jax.Array) -> list[tuple[int, np.ndarray]]:
 
 
 def whole(name: str, leaf: Any) -> Any:
-    """Return an array if this process sees all of it, else raise InvalidInput with advice."""
+    """Return an array if this process holds all of it, else raise InvalidInput with advice."""
     if spread(leaf):
         given = f"{leaf.nbytes >> 20} MB in several processes"
         allowed = f"at most {GATHERED >> 20} MB, a number of clients that the devices divide, or processes.visible"
@@ -138,9 +141,10 @@ def whole(name: str, leaf: Any) -> Any:
 
 
 def stack(make: Callable[[int], PyTree], clients: int) -> PyTree:
-    """Stack `make(client)` of all clients on axis 0; each process makes only those of its own clients.
+    """Stack the trees `make(client)` of all clients on axis 0; each process makes only the trees of its own clients.
 
-    Use it for data and params that are too large for one process. The number of devices has to divide that of clients.
+    Use it for data and params that are too large for one process. The number of clients must be a multiple of the
+    number of devices.
     """
 
     def block(first: int, end: int) -> PyTree:
@@ -151,7 +155,7 @@ def stack(make: Callable[[int], PyTree], clients: int) -> PyTree:
 
 
 def stack_blocks(make: Callable[[int, int], PyTree], clients: int) -> PyTree:
-    """Do the same with `make(first, end)`, which stacks the clients from `first` to `end` − 1."""
+    """Do the same as `stack` with a function `make(first, end)`, which returns clients `first` to `end` − 1 stacked."""
     devices = jax.device_count()
     if clients % devices:
         raise InvalidInput("clients", clients, f"a multiple of the {devices} devices that they are spread over")
@@ -170,9 +174,10 @@ def stack_blocks(make: Callable[[int, int], PyTree], clients: int) -> PyTree:
 
 
 def by_client(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
-    """Return f(*trees), compiled, where f takes clients on axis 0 and returns them there.
+    """Compile a function and return f(*trees); the arrays that f takes and returns have clients on axis 0.
 
-    If some arrays are spread, every process computes its own clients' part, and small results are copied to all.
+    If some arrays are spread, every process computes the part of its own clients, and small results are copied to all
+    processes.
     """
     if not any(spread(leaf) for leaf in jax.tree.leaves(trees)):
         return jax.jit(f)(*trees)

@@ -1,4 +1,4 @@
-"""Start the processes of a run on this machine and watch them: if one ends, all end."""
+"""Start the processes of a run on this machine and watch them: if one process fails, all processes end."""
 
 import os
 import signal
@@ -14,15 +14,16 @@ from typing import IO, Any
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.signals import stop_signals
 
-PATIENCE = 10.0  # seconds for the others to end by themselves after one has failed
+PATIENCE = 10.0  # seconds that the other processes have to end by themselves after one has failed
 PARENT = "HYPERPUSH_PARENT"  # environment variable with the id of the process that started this one
 Child = subprocess.Popen[Any]
 
 
 def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.cli.app:main") -> int:
-    """Run `hyperpush *arguments` in several processes, and return the exit code; only the first one's output is shown.
+    """Run `hyperpush *arguments` in several processes, and return the exit code.
 
-    Each process calls `function`, a `module:name` that reads the arguments from `sys.argv`.
+    Only the output of process 0 is shown. Each process calls `function`, given as `module:name`, which reads the
+    arguments from `sys.argv`.
     """
     if processes < 1:
         raise InvalidInput("--processes", processes, "1 or more")
@@ -39,7 +40,7 @@ def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.c
     with tempfile.TemporaryFile("w+") as said:
         try:
             for index in range(processes):
-                # A separate session: a signal from the terminal arrives once, through the starter.
+                # Each process has its own session: a signal from the terminal reaches it only through `forward`.
                 quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": said} if index else {}
                 own = {"env": {**os.environ, PARENT: str(os.getpid())}, "start_new_session": True}
                 options = {"stdin": subprocess.DEVNULL, **own, **quiet}
@@ -58,11 +59,11 @@ def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.c
 
 
 def _watch(children: Sequence[Child], said: IO[str]) -> int:
-    """Return 0, or the exit code of the first process if it has printed the reason.
+    """Wait for all processes; return 0 if all succeeded, or the exit code of process 0 if it printed the reason.
 
-    Otherwise raise an error that names the process that failed first: the others often follow at once.
+    Otherwise raise an error that names the process that failed first, because others often fail as a consequence.
     """
-    ended: list[int] = []  # in order of time
+    ended: list[int] = []  # indices of processes in the order in which they ended
 
     def wait(index: int) -> None:
         children[index].wait()
@@ -79,8 +80,8 @@ def _watch(children: Sequence[Child], said: IO[str]) -> int:
     if failed is None:
         return 0
     first, code = children[0].returncode, children[failed].returncode
-    if first is not None and first > 1 and code > 0:  # neither done nor a bug
-        return first  # it has printed the reason
+    if first is not None and first > 1 and code > 0:  # exit codes above 1 come from errors with a printed reason
+        return first
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     said.seek(0)
     errors = [line.strip().removeprefix("error: ") for line in said if line.startswith("error: ")]
@@ -93,7 +94,7 @@ def _first_failure(children: Sequence[Child], ended: Sequence[int]) -> int | Non
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports of the loopback interface."""
+    """Return the numbers of `count` free ports of the loopback interface."""
     held = [socket.socket() for _ in range(count)]
     try:
         for each in held:
@@ -113,7 +114,7 @@ def _pin(pid: int, index: int, processes: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent process has ended."""
+    """End this process when the process that started it has ended, as `PARENT` names it."""
     parent = os.environ.get(PARENT)
     if parent is None:
         return

@@ -42,7 +42,7 @@ class PassResult(NamedTuple):
 
 
 class ChunkResult(NamedTuple):
-    """Result of some iterations of a loop."""
+    """Result of one chunk: some iterations of a loop."""
 
     carry: Carry
     finite: Bool[Array, ""]
@@ -186,7 +186,7 @@ class ChunkSchedule:
         return cls(node, every, recorder, min(rows, RECORDS_PER_CHUNK), length, length == FIRST_CHUNK)
 
     def recording(self) -> Recording | None:
-        """Return the buffer size and recorder for a chunk; None without a recorder."""
+        """Return the recorder of a chunk with the size of its buffer; None without a recorder."""
         return self.recorder and Recording(self.recorder, self.every, self.rows + self.recorder.entry)
 
     def end_of_chunk(self, done: int, hooks: Iterable[Hook]) -> int:

@@ -48,7 +48,7 @@ class Compiled(NamedTuple):
     """A compiled program, and those of its results that are not arrays."""
 
     run: Callable[..., Any]
-    static: list[Any]  # one entry, filled by the trace
+    static: list[Any]  # list with one entry: the results that are not arrays, filled in by the trace
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hyperpush.networks.mixing import mixing_matrix
 
 
 def composes(network: Network, floats: int) -> bool:
-    """Return True if it is faster to multiply the mixing matrices of an average of `floats` numbers per client.
+    """Return True if an average of `floats` numbers per client is faster when its mixing matrices are multiplied first.
 
     S products of n×n matrices cost less than S products of such a matrix with n×`floats` values if n is below `floats`.
     For tiny n only the number of operations matters.

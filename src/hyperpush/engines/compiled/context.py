@@ -37,7 +37,7 @@ class RunContext(eqx.Module):
     faults: Faults | None = None
     tree: Tree | None = None  # None for programs without averages along a tree
     tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # paths of averages along the tree
-    agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach all clients
+    agreement: int = eqx.field(static=True, default=1)  # number of max-consensus rounds until all clients agree
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
     level: Level | Choice = eqx.field(static=True, default="full")  # compiler optimizations, see `compile.py`
     mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device
@@ -61,7 +61,7 @@ class RunContext(eqx.Module):
         return replace(bare, data=bare.place(data), network_key=own[0], faults_key=own[1])
 
     def place(self, tree: PyTree) -> PyTree:
-        """Return the rows of each client on its device, with copies of the last client's rows as padding."""
+        """Put the rows of each client on its device; the padding repeats the last client's rows."""
         if self.mesh is None:
             return tree
         by_client, n = NamedSharding(self.mesh, P(AXIS)), self.network.clients
@@ -77,14 +77,17 @@ class RunContext(eqx.Module):
         return jax.tree.map(one, tree)
 
     def replicate(self, tree: PyTree) -> PyTree:
-        """Return the same arrays on every device."""
+        """Put a copy of all arrays on every device."""
         if self.mesh is None:
             return tree
         everywhere = NamedSharding(self.mesh, P())
         return jax.tree.map(lambda leaf: processes.put(leaf, everywhere), tree)
 
     def assemble(self, shape: tuple[int, ...], axis: int, read: Callable[[int, int], np.ndarray]) -> Array:
-        """Return an array with clients on `axis`; `read(first, end)` returns clients `first` to `end` − 1."""
+        """Return an array with clients on `axis`, each on its device.
+
+        `read(first, end)` returns the part of clients `first` to `end` − 1.
+        """
         n = self.network.clients
         if self.mesh is None:
             return jnp.asarray(read(0, n))

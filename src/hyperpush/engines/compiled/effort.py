@@ -31,8 +31,8 @@ HEAVY = 1 << 20
 def clients_at_a_time(found: Profile, data: PyTree) -> int | None:
     """Return the number of clients to compute at a time: 1 if clients are large, else None for all at once.
 
-    A client is large if its state and the largest array that it computes take more bytes than `HEAVY`, and more than
-    its data, which each turn copies.
+    A client is large if its state and the largest array that it computes take more than `HEAVY` bytes. They must also
+    take more than the client's data, which each turn copies.
     """
     heavy = found.heaviest
     return 1 if heavy > max(HEAVY, bytes_of(one_client(data))) else None

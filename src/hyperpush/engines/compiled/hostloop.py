@@ -62,7 +62,7 @@ HEAVY = 10**10
 
 
 class HostLoop:
-    """One run of a program by the host."""
+    """One run of a program: the host walks its nodes and starts compiled chunks."""
 
     def __init__(self, context: Interpreter, request: Request, profile: Profile, effort: int):
         self.context, self.profile, self.effort, self.recipe = context, profile, effort, request.recipe
@@ -343,7 +343,7 @@ def check_clock(carry: Carry) -> Carry:
 
 
 def strong(tree: PyTree) -> PyTree:
-    """Return the same arrays without weak types, which a checkpoint cannot hold."""
+    """Convert weakly typed arrays to ordinary ones, because a checkpoint cannot store weak types."""
     leaves, structure = jax.tree.flatten(tree)
     weak = [place for place, leaf in enumerate(leaves) if getattr(leaf, "weak_type", False)]
     for place in weak:

@@ -119,7 +119,7 @@ def restart_below(carry: Carry, states: State, path: Path) -> Carry:
 
 
 class Visit(NamedTuple):
-    """A node during a run; `round` is the iteration of the innermost enclosing loop."""
+    """A node during a run, with its random key, its path, and the iteration (`round`) of the loop around it."""
 
     node: Any
     key: PRNGKeyArray
@@ -127,16 +127,16 @@ class Visit(NamedTuple):
     path: Path = ()
 
     def child(self, place: int) -> "Visit":
-        """Return the visit of the node at position `place` of a sequence."""
+        """Return the visit of the node at position `place` of this visit's node, which is a sequence."""
         key = self.key if self.node.keeps_key(place) else jax.random.fold_in(self.key, place)
         return Visit(self.node.nodes[place], key, self.round, (*self.path, place))
 
     def inside(self) -> "Visit":
-        """Return the visit of the body of a scope."""
+        """Return the visit of the body of this visit's node, which is a scope."""
         return Visit(self.node.body, self.key, self.round, (*self.path, 0))
 
     def iteration(self, i: Any) -> "Visit":
-        """Return the visit of the body of a loop in iteration `i`."""
+        """Return the visit of the body of this visit's node, which is a loop, in iteration `i`."""
         return Visit(self.node.body, jax.random.fold_in(self.key, i), i, (*self.path, 0))
 
 

@@ -3,8 +3,8 @@
 Ordinary messages count only if they arrive in time. Conserved quantities travel as running sums on each link j→i
 (Hadjicostis, Vaidya, Domínguez-García 2016). The sender keeps the total σ of all shares that it ever put on the link,
 and sends that total. The receiver keeps the newest total ρ that it has received. When a newer total σ arrives, it adds
-σ − ρ to its value. The sum of all clients' values w_i and of all that is on the links, Σ_i w_i + Σ_links (σ − ρ), stays
-constant under lost, late, repeated and reordered messages.
+σ − ρ to its value. All clients' values w_i and the shares still on the links add up to Σ_i w_i + Σ_links (σ − ρ). This
+sum stays constant under lost, late, repeated and reordered messages.
 
 Totals grow, but only their small differences matter. So each is stored as the unevaluated sum (high, low) of two
 floats.
@@ -24,7 +24,7 @@ from hyperpush.networks.trees import Post, reliable_post
 
 
 class Fates(NamedTuple):
-    """Whether and how late the messages of this step arrive, by (sender, receiver, copy)."""
+    """Arrivals and delays of the messages of this step, by (sender, receiver, copy)."""
 
     arrives: Bool[Array, "b n 2"]
     delays: Int[Array, "b n 2"]

@@ -31,7 +31,7 @@ def map_clients(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: P
 
 
 def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bool, batch: int) -> dict[int, Array]:
-    """Return the results of `f` at the positions `fresh`, for all rows.
+    """Return the results number `fresh` of `f`, for all rows, by their number.
 
     With `over` they overwrite the inputs at the same positions.
     """

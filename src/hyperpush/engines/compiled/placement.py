@@ -42,7 +42,7 @@ class Placed(eqx.Module):
 
     @abc.abstractmethod
     def gather(self, values: PyTree) -> PyTree:
-        """Return all clients' rows, on every device."""
+        """Return the rows of all clients on every device."""
 
     def combine_received(
         self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]

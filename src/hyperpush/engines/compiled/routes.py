@@ -14,7 +14,7 @@ _DENSE = 2048  # largest number of clients whose dense links are searched
 
 @dataclass(frozen=True)
 class Routes:
-    """Layout of a device's send buffer.
+    """Layout of the buffer in which a device collects the rows that it sends.
 
     First come the rows for its own clients. Then come, for each shift s, the rows for the device s places further. The
     table is stored as bytes, so that equal routes are compiled once.

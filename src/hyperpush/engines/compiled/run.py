@@ -40,7 +40,7 @@ class CompiledEngine(Engine):
         """Return the devices over which clients are spread; None puts all on the default device."""
 
     def execute(self, request: Request) -> RunResult:
-        """Run a request, see `Engine.run`."""
+        """Run the program of a request for all clients; see `Engine.run`."""
         network, key, mesh = request.network, request.key, self.devices_of_run()
         found, carry, options = prepare(request)
         size = effort(found, network, options["tree"])

@@ -35,7 +35,7 @@ class RecordedRows:
         return replace(self, rows=rows, clocks=clocks)
 
     def add(self, name: str, records: PyTree, clocks: np.ndarray) -> None:
-        """Add rows of a loop and their clocks."""
+        """Add rows of the loop `name`, and the clock of each row."""
         leaves, self.structures[name] = jax.tree.flatten(records)
         self.rows[name].append(leaves)
         self.clocks[name].append(clocks)

@@ -33,7 +33,7 @@ class WholeResult(NamedTuple):
 
 
 class Recorded(Interpreter):
-    """An interpreter that records outermost loops."""
+    """An interpreter that also records rows of outermost loops."""
 
     recorders: dict[str, Recorder] = eqx.field(default_factory=dict)
     every: int = eqx.field(static=True, default=1)
@@ -74,12 +74,12 @@ def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
 
 
 def rows_of(node: Repeat, recorder: Recorder, every: int) -> int:
-    """Return the largest number of recorded rows of a loop."""
+    """Return the largest number of rows that a recorder can record in a loop."""
     return recorder.count(node.at_most, every)
 
 
 def outer_loops(profile: Profile, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:
-    """Return the loops of these names; None unless each name occurs once and outside of other loops."""
+    """Return the loops called `names`; None unless each name occurs only once, and outside of other loops."""
     found: dict[str, Repeat] = {}
     for _, around, loop in profile.loops:
         if loop.name in names:

@@ -2,7 +2,7 @@
 
 In messages a channel is identified by a number, the hash of its path and epoch. A new epoch begins when a `Scope` is
 entered or the membership changes. Then sums start from zero under a new number, and messages in transit with the old
-number count as late.
+number count as late. A stage is the time from the start of running sums to their end. Mass is push-sum's weight ω.
 """
 
 import zlib
@@ -43,7 +43,7 @@ def _number(path: Path, epoch: Path = ()) -> int:
 
 @final
 class Channel:
-    """The messages of one sending node of a program.
+    """One sending node of a program: the form of its messages, and the running sums of its links.
 
     Args:
         path: The path of the node in the program.
@@ -184,17 +184,22 @@ class Channels:
             self.add(Channel(path, place.message, sums, infinite, scope=scopes[-1] if scopes else None))
 
     def has_sums_around(self, path: Path) -> bool:
-        """Return True if running sums outside the `Scope` at a path are in use while it runs."""
+        """Return True if the state outside the `Scope` at a path depends on running sums."""
         outside = [each for each in self.tolerant() if each.path[: len(path)] != path]
         return any(each.scope is None or path[: len(each.scope)] == each.scope for each in outside)
 
     def number(self, path: Path) -> int:
-        """Return the number of the channel at a path; for other peers' channels, too."""
+        """Return the number in messages of the channel at a path, even if only other peers have that channel."""
         return self.current[path].number if path in self.current else _number(path)
 
     def tolerant(self, below: Path = ()) -> list[Channel]:
         """Return the channels with running sums at nodes below a path."""
         return [each for each in self.numbered.values() if each.tolerant and each.path[: len(below)] == below]
+
+    @property
+    def will_change(self) -> bool:
+        """True if some running sums start anew at a `Scope`, under numbers that only peers there know."""
+        return any(not each.lasting for each in self.tolerant())
 
     def restart(self, below: Path, epoch: Path) -> None:
         """Start the running sums below a path from zero; messages in transit for the old sums count as late.

@@ -84,7 +84,7 @@ class Checkpoint:
         self.digest = digest.hex()
         self.start = new_start()  # identifier of this start; `load` replaces it by the stored one
         self._number = 0  # number of the newest checkpoint
-        self._newest = 1  # index of its file
+        self._newest = 1  # index, in `paths`, of the file with the newest checkpoint
         self._open: list[int] = []  # descriptors of both files
         self._held = ExitStack()  # releases the lock when closed
 

@@ -80,7 +80,7 @@ def _arrays(tree: PyTree) -> list[np.ndarray]:
 @final
 @dataclass(frozen=True)
 class SavedPeer:
-    """Facts loaded from a store."""
+    """The facts of a saved peer, loaded from a store, from which a restarted peer continues."""
 
     facts: Mapping[str, Any]
 

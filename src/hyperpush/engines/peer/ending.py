@@ -1,4 +1,4 @@
-"""How a peer ends: after all others have received its messages, or earlier, after it has transferred its mass.
+"""The end of a peer: after all others have received its messages, or earlier, after it has transferred its mass.
 
 Draining ends a run. Each peer sends its last totals again until every receiver has made them durable. Then it announces
 that it is done. It ends when all neighbors are done, in the same view of the membership.
@@ -140,7 +140,7 @@ def transfer_mass(
     neighbor in another stage of the run, in which this mass is useless.
 
     Args:
-        messenger: The leaver's messenger.
+        messenger: The messenger of the leaving peer.
         channel: The channel that holds the mass.
         others: All other clients.
         held: Function that returns the message to push. It is called after all totals have been received.

@@ -60,7 +60,7 @@ def _schedule(network, root, step, client, weights):
 
 
 class ClientLinks(NamedTuple):
-    """One client's links at one step."""
+    """The links of one client at one step, as masks and weights over all clients."""
 
     own: np.ndarray  # the share that the client keeps
     weights: np.ndarray  # weights of its messages, by receiver
@@ -127,12 +127,12 @@ def combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str,
 
 
 def row(leaf: Any, client: int) -> Any:
-    """Return one client's part of a stacked array, by NumPy (without compilation) unless it holds random keys."""
+    """Return one client's part of a stacked array. NumPy does this without compilation, except for random keys."""
     return leaf[client] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[client])
 
 
 def stack(trees: Sequence[PyTree], axis: int = 0) -> PyTree:
-    """Stack trees leaf by leaf, by NumPy unless leaves hold random keys."""
+    """Stack trees leaf by leaf. NumPy does this without compilation, except for random keys."""
 
     def one(*rows: Any) -> Any:
         return jnp.stack(rows, axis) if is_key(rows[0]) else jnp.asarray(np.stack(rows, axis))

@@ -18,7 +18,7 @@ class Members(Transport, Protocol):
     settled: frozenset[int]  # members that have announced that they are done
 
     def acknowledge(self, step: int) -> None:
-        """Announce that nothing before `step` will be needed again."""
+        """Announce that this peer will not need messages of steps before `step` again."""
         ...
 
     def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
@@ -51,7 +51,7 @@ class Members(Transport, Protocol):
         ...
 
     def leave(self, left: bool) -> None:
-        """Announce that this peer leaves for good, or with `left` that it has transferred its whole mass."""
+        """Announce that this peer leaves for good; with `left=True`, that it has transferred its whole mass."""
         ...
 
     def present(self, clients: list[int]) -> list[int]:

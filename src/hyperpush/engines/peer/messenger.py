@@ -1,10 +1,10 @@
 """The messages that a peer sends and receives: their headers and checks, running sums, and acknowledgments.
 
-Each message names its membership (`view`), place in the program (`node`) and round (`step`). A receiver refuses and
-counts messages that do not fit.
+Each message holds its sender's view of the membership (`view`), its place in the program (`node`) and its round
+(`step`). A receiver refuses and counts messages in which these do not match its own.
 
 - A MESSAGE is used in its own round only. A late one is counted and dropped.
-- A TOTAL is the running sum of a link. The receiver adds its difference to the newest total received before, so losses,
+- A TOTAL is the running sum of a link. The receiver adds its difference to the newest total received before. So losses,
   repeats and reordering do not change the sum (Hadjicostis, Vaidya and Domínguez-García 2016). Totals of all rounds are
   used. If the receiver has not reached their place in the program, it keeps the newest total of each sender.
 - SEEN acknowledges a total at once: the sender may put the next share on the link.
@@ -98,7 +98,7 @@ class Messenger:
 
     @property
     def owes(self) -> bool:
-        """True if a sender waits for the acknowledgment that its last total is durable."""
+        """True if this peer has received last totals that it has not yet acknowledged as durable."""
         return bool(self._owed)
 
     def acknowledge_owed(self) -> None:
@@ -137,8 +137,8 @@ class Messenger:
         """Return the arrived messages that pass all checks; add running sums to their channels."""
         found = [each for each in self._ahead if each[0].step <= step]
         self._ahead = [each for each in self._ahead if each[0].step > step]
-        reached = [key for key in self._early if key[1] in self.channels.numbered]
-        waited = [(key[0], self._early.pop(key)) for key in reached]
+        due = [key for key, payload in self._early.items() if self._is_due(key[1], payload)]
+        waited = [(key[0], self._early.pop(key)) for key in due]
         for sender, payload in (*waited, *self.transport.collect(step, expected)):
             try:
                 taken = self._take(sender, payload)
@@ -148,6 +148,10 @@ class Messenger:
             if taken is not None:
                 found.append(taken)
         return found
+
+    def _is_due(self, number: int, payload: Payload) -> bool:
+        """Return True if this peer has reached the place of an early total, or its round: then no place has it."""
+        return number in self.channels.numbered or wire.peek(payload).step <= self.state.clock
 
     def _note_rejected(self, sender: int, rejected: Rejected) -> None:
         """Count a refused message by reason, and also by sender if its content is invalid."""
@@ -203,7 +207,7 @@ class Messenger:
         if it is the last total of a member in another stage.
         """
         claimed = wire.peek(payload)
-        if self.tolerant and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
+        if self.channels.will_change and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
             self._keep_early(self._hear(wire.read_sealed(payload, sender)), payload)
             return
         if not (self.state.leaving and claimed.kind.last):

@@ -102,7 +102,7 @@ class Peer:
 
     @property
     def step(self) -> int:
-        """Current network time."""
+        """Network time of the next exchange."""
         return self._state.step
 
     @property
@@ -124,7 +124,7 @@ class Peer:
 
     @property
     def history(self) -> dict[str, list[PyTree]]:
-        """Recorded rows of each loop."""
+        """Recorded rows, by name of the loop."""
         return {name: [row.value for row in rows] for name, rows in self._state.records.items()}
 
     def leave(self) -> None:

@@ -19,7 +19,7 @@ class Stage(IntEnum):
     """Stages of a peer, from running its program to the end of the run."""
 
     RUNNING = 0
-    ENDED = 1  # it has finished the program; messages to it may be under way
+    ENDED = 1  # it has finished the program; messages to it may be in transit
     DONE = 2  # others have made all its messages durable
     OVER = 3  # no other peer needs this one anymore
 
@@ -37,12 +37,12 @@ class PeerCursor(NamedTuple):
         return PeerCursor((*self.path, position), address, self.round)
 
     def iteration(self, number: int) -> "PeerCursor":
-        """Return the cursor of the same node in iteration `number`."""
+        """Return the cursor of the same loop in iteration `number`."""
         return PeerCursor(self.path, (*self.address, number), number)
 
     @property
     def body(self) -> "PeerCursor":
-        """Cursor of the body of a loop or scope."""
+        """Cursor of the body of the loop or scope at this cursor."""
         return PeerCursor((*self.path, 0), self.address, self.round)
 
 
@@ -66,7 +66,7 @@ class PeerCounts:
     floats: int = 0
     bytes: int = 0  # bytes of messages, counted once per link
     late: int = 0
-    work: Work = field(default_factory=Work)  # set at the end of the program
+    work: Work = field(default_factory=Work)  # gradients and products computed; set at the end of the program
     rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `RefusalReason`
     refused: dict[int, Counter[str]] = field(default_factory=dict)  # with invalid content, by sender and reason
     stages: int = 0  # number of averages that have ended
@@ -147,7 +147,7 @@ class PeerState:
 
     @property
     def view(self) -> int:
-        """Identifier of the membership on the wire; 0 if no member is removed."""
+        """Identifier, in messages, of the set of removed members; 0 if no member is removed."""
         return zlib.crc32(repr(sorted(self.closed)).encode()) if self.closed else 0
 
     @property

@@ -10,7 +10,7 @@ from hyperpush.engines.faults import Faults
 
 @final
 class Faulty:
-    """A transport wrapper that loses, doubles and delays outgoing payloads.
+    """A transport wrapper that loses, duplicates and delays outgoing payloads.
 
     What happens to the k-th payload for a target follows from (seed, sender, target, k). A payload with a delay of d
     rounds is passed on at the d-th `collect` after it was sent. All other calls go to the transport unchanged.

@@ -117,7 +117,7 @@ class MemoryEndpoint:
             raise HyperpushError(f"peer {self.client}: the run was given up: {failure!r}") from failure
 
     def _copies(self, to: int, step: int) -> list[tuple[int, int]]:
-        """Return (copy, delay) of each copy that arrives."""
+        """Return (copy, delay) of each copy of a message to `to` that arrives."""
         if self._hub.fates is None:
             return [(0, 0)]
         # One draw serves all receivers of a round.

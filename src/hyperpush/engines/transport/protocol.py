@@ -13,8 +13,8 @@ LEAD = 2
 class Transport(Protocol):
     """One peer's access to the network, which moves bytes without reading them.
 
-    - The sender that `collect` returns is the one known to the transport (on a real network, from its certificate),
-      not the one in the payload. Pass it on to `wire.decode` as `expect_sender`.
+    - The sender that `collect` returns is the one known to the transport, not the one in the payload. On a real network
+      it comes from the certificate. Pass it on to `wire.decode` as `expect_sender`.
     - Payloads may come late, twice, in any order, damaged or not at all. The receiver decides which ones it uses.
     - `send` does not wait for the receiver, and takes ownership of `payload`.
     - The steps of one peer never decrease, except for step 0: messages outside of rounds, which are due at once.

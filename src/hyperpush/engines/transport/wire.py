@@ -80,7 +80,7 @@ class RefusalReason(StrEnum):
     WRONG_VIEW = "wrong-view"
     WRONG_WEIGHT = "wrong-weight"
     WRONG_MASS = "wrong-mass"
-    # Only a transport can check the rest, before a message is decoded.
+    # Only a transport can check the reasons below, before a message is decoded.
     BAD_PART = "bad-part"
     BAD_CONTROL = "bad-control"
     OVERFLOW = "overflow"

@@ -1,4 +1,4 @@
-"""Shared parts of baselines: options of local epochs, and the penalty that pulls params to another model."""
+"""Base class of baselines with local epochs, and the penalty that pulls params to another model."""
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from hyperpush.task.problem import L2, Penalty, Problem
 
 
 class LocalEpochs(GradientSolver):
-    """A baseline whose clients pass over their own examples between two averages.
+    """A baseline whose clients train on their own examples, for some epochs, between two averages of the params.
 
     Args:
         steps: Number of rounds, 0 or more. 0 leaves the params unchanged.
@@ -34,7 +34,7 @@ class LocalEpochs(GradientSolver):
 
 
 class Near(eqx.Module):
-    """The penalty ½·rate·‖params − center‖², added to `beside` unless that is None."""
+    """The penalty ½·rate·‖params − center‖², plus the penalty `beside` unless it is None."""
 
     rate: Number
     center: PyTree

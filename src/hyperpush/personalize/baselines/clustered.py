@@ -1,4 +1,4 @@
-"""Federated averaging in groups that split where their clients' updates disagree."""
+"""Federated averaging in groups of clients, which split if their clients' updates disagree."""
 
 from functools import partial
 from typing import ClassVar
@@ -28,21 +28,21 @@ class _State(eqx.Module):
 
 
 class ClusteredFL(LocalEpochs):
-    """Clustered federated learning: a group splits in two when its mean stands still but its members move.
+    """Clustered federated learning: `FedAvg` within groups of clients, which split if their updates disagree.
 
-    It runs `FedAvg` within groups, starting with one group. Δ_i is the change of client i's params in a round. A group
-    splits if ‖mean Δ‖ < `still` and max_i ‖Δ_i‖ > `moving`, by complete linkage of the cosines between the Δ_i
-    (Sattler, Müller and Samek, arXiv:1910.01991).
+    All clients start in one group. Δ_i is the change of client i's params in a round. A group splits in two if
+    ‖mean Δ‖ < `still` and max_i ‖Δ_i‖ > `moving`: the mean of its updates is small, but single updates are not. The
+    split is by complete linkage of the cosines between the Δ_i (Sattler, Müller and Samek, arXiv:1910.01991).
 
-    **Use it** where clients fall into a few kinds of unknown number. **Avoid it** if the server must not see
-    updates.
+    **Use it** if there are a few kinds of clients, of unknown number. **Avoid it** if the server must not see updates.
 
     Args:
         steps: Rounds with the server, 0 or more. 0 leaves the params unchanged.
         step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
-        still: Largest Euclidean norm of a group's mean change that counts as standing still, 0 or more; 0 never splits
-            a group.
-        moving: Norm of a member's change above which it moves, 0 or more. New values of both compile anew.
+        still: A group may split if the Euclidean norm of its mean change is below this number, 0 or more; 0 never
+            splits a group. A new value compiles anew.
+        moving: A group may split if the norm of one member's change exceeds this number, 0 or more. A new value
+            compiles anew.
         epochs: Local passes over the own examples per round, at least 1.
         batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
         optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
@@ -107,7 +107,7 @@ class ClusteredFL(LocalEpochs):
 
 
 def _serve(still: Number, moving: Number, messages: PyTree, key: PRNGKeyArray) -> tuple[Array, Array]:
-    """Return each group's mean change, after splitting groups."""
+    """Return the mean change of each client's group, and the group's number, after splitting groups."""
     sizes, changes, groups = (np.asarray(part) for part in messages)
     groups = part_groups(sizes, changes, groups, still, moving)
     means = np.empty_like(changes)
@@ -120,7 +120,7 @@ def _serve(still: Number, moving: Number, messages: PyTree, key: PRNGKeyArray) -
 def part_groups(
     sizes: np.ndarray, changes: np.ndarray, groups: np.ndarray, still: Number, moving: Number
 ) -> Int[np.ndarray, " n"]:
-    """Return each client's group number, after splitting each group that stands still while a member moves."""
+    """Return each client's group number, after splitting the groups that meet both conditions of `ClusteredFL`."""
     groups = groups.copy()
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)

@@ -17,7 +17,7 @@ from hyperpush.task.problem import Problem
 
 
 class FedAvgPlus(InnerSolver):
-    """Federated averaging, then a short local training.
+    """Federated averaging of a common model, then a short local training by each client.
 
     First `FedAvg` runs. Then each client passes `epochs` times over its own examples, with a fresh optimizer (Jiang,
     Konečný, Rush and Kannan, arXiv:1909.12488).

@@ -1,4 +1,4 @@
-"""Mixtures by expectation and maximization: shared models, personal proportions."""
+"""Mixtures of shared models with personal proportions, fitted by expectation and maximization."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,17 +23,18 @@ from hyperpush.task.problem import Problem
 class FedEM(LocalEpochs):
     """Federated expectation and maximization: a mixture of shared models with personal proportions.
 
-    Client i predicts Σ_k π_ik · softmax(logits_k). Params are the models, on axis 0; the hyper is log π_i, as in the
-    recipe `MTL`. A round is (Marfoq, Neglia, Bellet, Kameni and Vidal, arXiv:2108.10252)
+    Client i predicts Σ_k π_ik · softmax(logits_k) with the proportions π_ik of the models k. Params are the models, on
+    axis 0; the hyper is log π_i, as in the recipe `MTL`. Each round has three steps (Marfoq, Neglia, Bellet, Kameni and
+    Vidal, arXiv:2108.10252):
 
         q_sk ∝ π_ik exp(−loss_k(s)) for every own example s,   π_ik = mean of q_sk
         `epochs` passes of SGD of every model k on the losses weighted by q_sk
-        models ← their mean
+        models ← their mean over clients
 
-    **Use it** where clients draw from a few common distributions. **Avoid it** where messages must be small or hypers
-    follow an outer cost: it sends all models and sets the hypers itself.
+    **Use it** if clients draw from a few common distributions. **Avoid it** if messages must be small, because it sends
+    all models. Avoid it also if hypers should minimize an outer cost, because it sets the hypers itself.
 
-    It needs a task of the recipe `MTL` and uses its model, its penalty and the meaning of its hypers.
+    It requires a task of the recipe `MTL`, and uses its model, its penalty and the meaning of its hypers.
 
     Args:
         steps: Number of rounds, 0 or more. 0 leaves the params unchanged.

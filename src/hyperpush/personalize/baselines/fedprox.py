@@ -18,10 +18,10 @@ from hyperpush.task.problem import Problem
 class FedProx(LocalEpochs):
     """Federated averaging whose clients stay near the common model.
 
-    `FedAvg` on f_i(x) + ½·penalty·‖x − x_r‖², x_r the common model at the start of the round (Li et al.,
-    arXiv:1812.06127).
+    It runs `FedAvg` on f_i(x) + ½·penalty·‖x − x_r‖², where x_r is the common model at the start of the round (Li et
+    al., arXiv:1812.06127).
 
-    **Use it** where unlike clients take many local steps. **Avoid it** without a server.
+    **Use it** if clients with different data take many local steps. **Avoid it** without a server.
 
     Departures from the paper:
 

@@ -1,4 +1,4 @@
-"""Personal models that are pulled to a common one."""
+"""Personal models that are pulled to a common model."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -27,26 +27,27 @@ class _State(eqx.Module):
 
 
 class PFedMe(InnerSolver):
-    """Personalized federated learning with Moreau envelopes: personal models that are pulled to a common one.
+    """Personalized federated learning with Moreau envelopes: personal models that are pulled to a common model.
 
-    min over w of the mean over clients of min_θ f_i(θ) + ½·pull·‖θ − w‖²; the results are the θ_i (Dinh, Tran and
-    Nguyen, arXiv:2006.08848). A round is, `local_steps` times within,
+    The common model w minimizes the mean over clients of min_θ f_i(θ) + ½·pull·‖θ − w‖². The results are the personal
+    models θ_i, at which these minima are attained (Dinh, Tran and Nguyen, arXiv:2006.08848). In a round each client
+    starts with w_i = w and repeats `local_steps` times:
 
-        θ ≈ the inner minimum on a batch, by `inner_steps` gradient steps from where θ was
+        θ ≈ the minimum over θ on a batch, by `inner_steps` gradient steps from the last θ
         w_i ← w_i − common_step_size·pull·(w_i − θ)
 
-    and then w ← w + mixing·(mean of w_i − w).
+    Then w ← w + mixing·(mean of w_i − w).
 
-    **Use it** where personal models should stay near a common one. **Avoid it** without a server.
+    **Use it** if personal models should stay near a common model. **Avoid it** without a server.
 
     Args:
         steps: Rounds with the server, 0 or more. 0 leaves the params unchanged.
-        step_size: Step size of the gradient steps on θ, above 0; they diverge from 2/`pull` on.
+        step_size: Step size of the gradient steps on θ, above 0. The steps diverge at 2/`pull` or above.
         pull: Strength of the pull to the common model, above 0. The paper uses 15; larger values make models alike.
         common_step_size: Step size of the steps on w, above 0.
         inner_steps: Gradient steps on θ per batch, at least 1.
         local_steps: Batches per round, at least 1.
-        mixing: Share of the way that w moves to the mean, above 0; 1 is all the way.
+        mixing: Share of the way that w moves to the mean of the w_i, above 0; 1 replaces w by the mean.
         batch_size: Examples per batch; None uses all.
 
     Raises:

@@ -12,13 +12,13 @@ from hyperpush.task.starts import PerExample
 
 
 class Clean(Recipe):
-    """Weights of training examples: loss j counts 2σ(λ_j) times. Each λ_j starts at 0, where all weights are 1.
+    """Recipe with a weight 2σ(λ_j) for each training example j, where σ is the sigmoid.
 
-    After Franceschi, Frasconi, Salzo, Grazzi and Pontil, "Bilevel programming for hyperparameter optimization and
-    meta-learning", ICML 2018.
+    Each λ_j starts at 0, where all weights are 1. After Franceschi, Frasconi, Salzo, Grazzi and Pontil, "Bilevel
+    programming for hyperparameter optimization and meta-learning", ICML 2018.
 
-    **Use it** where some training examples hurt all clients, and validation examples can be trusted. **Avoid it** with
-    `outer_on="train"`, which fits the wrong labels, and with `DirectGradient`, for which λ never moves.
+    **Use it** if some training examples hurt all clients, and validation examples can be trusted. **Avoid it** with
+    `outer_on="train"`, which fits the wrong labels, and with `DirectGradient`, which never moves λ.
 
     Args:
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep weights near 1.

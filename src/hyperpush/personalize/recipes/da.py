@@ -10,13 +10,15 @@ from hyperpush.personalize.recipe import Model, Recipe, relative_weights
 
 
 class DA(Recipe):
-    """Weights of labels: losses of label c count (C·softmax(λ))_c times; with `normalized=False`, exp(λ_c) times.
+    """Recipe with a weight for each label in training, by which the losses of its examples are multiplied.
 
-    PDBO-DA of "Personalized decentralized bilevel optimization over stochastic and directed networks"; with `MTL` its
-    PDBO-MTL&DA. λ ∈ R^C starts at 0. It changes training but not predictions, so only the penalty has a ∂_λ F.
+    The weight of label c among C labels is (C·softmax(λ))_c; with `normalized=False` it is exp(λ_c). λ ∈ R^C starts at
+    0, where all weights are 1. This is PDBO-DA of "Personalized decentralized bilevel optimization over stochastic and
+    directed networks"; with `MTL` it is PDBO-MTL&DA. λ changes training but not predictions, so only the penalty has a
+    direct gradient ∂_λ F.
 
-    **Use it** where training and test labels have different distributions, or with `MTL`. **Avoid it** with
-    `DirectGradient`, for which λ never moves.
+    **Use it** if training and test labels have different distributions, or with `MTL`. **Avoid it** with
+    `DirectGradient`, which never moves λ.
 
     Args:
         normalized: True gives a client's weights the mean 1. False lets a client count more or less in training.

@@ -11,13 +11,13 @@ from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
 
 class Head(Recipe):
-    """A personal last layer: the layer that gives the logits is the hyper; all layers before it are shared.
+    """Recipe with a personal last layer: the layer that gives the logits is the hyper, and all other layers are shared.
 
-    One of the uses named in "Personalized decentralized bilevel optimization over stochastic and directed networks".
+    "Personalized decentralized bilevel optimization over stochastic and directed networks" names this use.
 
-    **Use it** where clients need personal classifiers on common features, and have enough examples to fit them. With
-    several models (`MTL`) each has a personal layer. **Avoid it** for models of one layer, which are refused, and for
-    params other than a dict of layers.
+    **Use it** if clients need personal classifiers on common features, and have enough examples to fit them. With
+    several models (`MTL`) each model has a personal last layer. **Avoid it** for models of one layer, which are
+    refused, and for params other than a dict of layers.
 
     Args:
         layer: Name of the personal layer in the params, a dict of layers. Empty takes the only layer with one bias per

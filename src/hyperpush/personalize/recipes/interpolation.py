@@ -16,13 +16,18 @@ from hyperpush.task.problem import L2
 
 
 class Interpolation(Recipe):
-    """softmax(λ)_0 · softmax(shared model's logits) + softmax(λ)_1 · softmax(own model's logits), λ ∈ R² from 0.
+    """Recipe that mixes the predictions of the shared model and of a model that the client trained alone.
 
-    The own model is part of the hyper, but only λ moves. Its params come from training alone (`with_own`).
-    After Deng, Kamani and Mahdavi, arXiv:2003.13461, which mixes params instead of predictions.
+    The client predicts the probabilities
 
-    **Use it** where some clients do better alone and others together: each finds its own mixture. **Avoid it** where
-    clients cannot train alone first.
+        softmax(λ)_0 · softmax(shared model's logits) + softmax(λ)_1 · softmax(own model's logits)
+
+    λ ∈ R² starts at 0, where both models have the same weight. The own model is part of the hyper, but only λ moves.
+    The own model's params come from training alone (`with_own`). After Deng, Kamani and Mahdavi, arXiv:2003.13461, who
+    mix params instead of predictions.
+
+    **Use it** if some clients do better alone and others together: each finds its own mixture. **Avoid it** if clients
+    cannot train alone first.
 
     Args:
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep clients alike.

@@ -12,16 +12,17 @@ from hyperpush.task.problem import L2
 
 
 class L2Rates(Recipe):
-    """½·rate·Σ_a exp(λ_a)·‖x_a‖² is added to the inner cost: one λ_a from 0 for each array x_a of the shared params.
+    """Recipe with a personal L2 rate for each array of the shared params.
 
-    After Pedregosa, "Hyperparameter optimization with approximate gradient", ICML 2016. λ changes training but
+    The penalty ½·rate·Σ_a exp(λ_a)·‖x_a‖² is added to the inner cost, with one λ_a for each array x_a. Each λ_a starts
+    at 0. After Pedregosa, "Hyperparameter optimization with approximate gradient", ICML 2016. λ changes training but
     not predictions.
 
-    **Use it** where few training examples overfit a shared model, with `outer_on="validation"`. **Avoid it** with
-    `outer_on="train"`, which always asks for less, and with `DirectGradient`, for which λ never moves.
+    **Use it** if few training examples overfit a shared model, with `outer_on="validation"`. **Avoid it** with
+    `outer_on="train"`, which always lowers the rates, and with `DirectGradient`, which never moves λ.
 
     Args:
-        rate: Starting value of all rates, above 0; `l2` of `fit` and `task` is added to each.
+        rate: Starting value of all rates, above 0. The option `l2` of `fit` and `task` is added to each rate.
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep rates near `rate`.
         outer: Optimizer of λ, `hp.optimizer(…)`.
 

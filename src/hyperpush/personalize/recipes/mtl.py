@@ -14,13 +14,18 @@ from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
 
 class MTL(Recipe):
-    """Σ_k softmax(λ)_k · softmax(logits_k) of `models` shared models, λ ∈ R^K from 0, where all count alike.
+    """Recipe with an ensemble of shared models, in which each client has its own weights of the models.
 
-    HGP-MTL of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks",
-    arXiv:2210.02129, after the mixtures of Marfoq, Neglia, Bellet, Kameni and Vidal, arXiv:2108.10252.
+    With K = `models`, the client predicts the probabilities
 
-    **Use it** where clients fall into a few kinds, even with labels that contradict each other. **Avoid it** where
-    training is expensive or messages must be small: params and gradients are those of all models.
+        Σ_k softmax(λ)_k · softmax(logits_k)
+
+    λ ∈ R^K starts at 0, where all models have the same weight. This is HGP-MTL of Terashita and Hara, "Decentralized
+    hyper-gradient computation over time-varying directed networks", arXiv:2210.02129, after the mixtures of Marfoq,
+    Neglia, Bellet, Kameni and Vidal, arXiv:2108.10252.
+
+    **Use it** if there are a few kinds of clients, even with labels that contradict each other. **Avoid it** if
+    training is expensive or messages must be small, because params and gradients are those of all models.
 
     Args:
         models: Number of shared models, at least 1. With 1, the personal part has no effect.
@@ -61,5 +66,5 @@ def log_probs_by_model(predict: Predict, params: PyTree, inputs: Array) -> Float
 
 
 def mixture(scores: Float[Array, " k"], log_probs: Float[Array, "k b classes"]) -> Float[Array, "b classes"]:
-    """log Σ_k softmax(scores)_k · exp(log_probs_k)."""
+    """Return the log-probabilities of a mixture: log Σ_k softmax(scores)_k · exp(log_probs_k)."""
     return jax.nn.logsumexp(jax.nn.log_softmax(scores)[:, None, None] + log_probs, axis=0)

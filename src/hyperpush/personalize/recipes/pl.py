@@ -1,4 +1,4 @@
-"""Personal layer: a personal scale for each class."""
+"""Personal layer: a personal scale of the logit of each class."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
@@ -7,13 +7,17 @@ from hyperpush.personalize.recipe import Model, Predict, Recipe, relative_weight
 
 
 class PL(Recipe):
-    """softmax(logits ⊙ C·softmax(λ)) with λ ∈ R^C from 0, where all scales are 1.
+    """Recipe with a personal scale of each class's logit.
 
-    HGP-PL of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks",
-    arXiv:2210.02129.
+    The client predicts the probabilities
 
-    **Use it** where clients see some classes more often than others: it costs C numbers per client. **Avoid it** where
-    the same input has different labels at different clients, which scales of logits cannot express: take `MTL`.
+        softmax(logits ⊙ C·softmax(λ))
+
+    λ ∈ R^C, for C classes, starts at 0, where all scales are 1. This is HGP-PL of Terashita and Hara, "Decentralized
+    hyper-gradient computation over time-varying directed networks", arXiv:2210.02129.
+
+    **Use it** if clients see some classes more often than others: it takes only C numbers per client. **Avoid it** if
+    the same input has different labels at different clients, which scales of logits cannot express: use `MTL`.
 
     Args:
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep clients alike.

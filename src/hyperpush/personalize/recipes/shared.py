@@ -1,10 +1,12 @@
-"""No personal part: the shared model alone."""
+"""A recipe without a personal part: the shared model alone."""
 
 from hyperpush.personalize.recipe import Recipe
 
 
 class Shared(Recipe):
-    """softmax(logits): one model for all, or with `LocalSGD` one for each. The hyper changes nothing.
+    """Recipe without a personal part, which predicts softmax(logits); its hyper has no effect.
+
+    All clients train one model together, or with `LocalSGD` each client trains its own.
 
     **Use it** as the baseline for personal models. **Avoid it** with bilevel algorithms: it lacks a personal part.
 

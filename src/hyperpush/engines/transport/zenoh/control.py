@@ -1,5 +1,7 @@
 """Control messages of peers, which report presence, required messages, membership and the pace of rounds.
 
+An incarnation is a random number that identifies one process of a peer. Messages are laid out as follows:
+
 header    64 bytes: magic, version, topic, departure, step, both incarnations, pace, times, run
 closed    a bit per peer: 1 if it is removed
 left      a bit per peer: 1 if it has left for good
@@ -25,7 +27,7 @@ _REASONS = tuple(RefusalReason)
 
 
 class Topic(IntEnum):
-    """Subject of a control message, in which "I" is the sender."""
+    """Subject of a control message. In the comments, "I" is the sender."""
 
     HELLO = 1  # who I am; I need your messages from `step` on
     ACKNOWLEDGE = 2  # I need nothing before `step`
@@ -37,7 +39,7 @@ class Topic(IntEnum):
 
 
 class Departure(IntEnum):
-    """Whether the sender of a control message leaves the run."""
+    """Progress of a control message's sender in leaving the run."""
 
     NO = 0
     LEAVING = 1  # I leave for good: send me your last totals

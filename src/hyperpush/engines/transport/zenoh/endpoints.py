@@ -69,7 +69,7 @@ class Endpoints:
             raise
 
     def put(self, to: int, channel: str, payload: bytes, attachment: bytes | None) -> bool:
-        """Send bytes to a neighbor; False if the session is closing."""
+        """Send bytes to a neighbor. Return False if the session is closing."""
         try:
             self._publishers[to, channel].put(payload, attachment=attachment)
         except zenoh.ZError:

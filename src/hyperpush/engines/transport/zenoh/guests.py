@@ -1,4 +1,4 @@
-"""Watch incoming links for certificates of strangers, and of other peers than the one that uses the link."""
+"""Watch incoming links for certificates that name no peer of the run, or another peer than the link's user."""
 
 import time
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Guests:
         return [name for name, found in named if found]
 
     def _judge(self, session: bytes, late: bool = False) -> str:
-        """Forget a link. Return `OTHERS` if its session has not said hello under the name of its certificate."""
+        """Stop watching a link. Return `OTHERS` if its session has not said hello under its certificate's name."""
         name, _ = self._open.pop(session, ("", 0.0))
         other = self.neighbors.get(self.names.get(name, -1))
         silent = other is not None and (late or other.incarnation) and session not in other.sessions

@@ -57,7 +57,7 @@ class Incoming:
         self.count(place, rejected.reason)
 
     def count(self, place: int, reason: RefusalReason) -> None:
-        """Count a message of a neighbor that was refused or abandoned."""
+        """Count a message of a neighbor that was refused or dropped."""
         self.rejections[reason.value] += 1
         self.members.refuse(place, reason, self.members.needed)
 
@@ -79,7 +79,7 @@ class Incoming:
             other.come_to(step)
 
     def on_control(self, place: int, header: bytes, payload: bytes) -> None:
-        """Receive a control message or a heartbeat."""
+        """Receive a control message, which may be a heartbeat, from a neighbor."""
         if header:
             raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
         said = unpack(payload, len(self.members.names))
@@ -87,13 +87,13 @@ class Incoming:
         self.members.hear(place, said)
 
     def on_life(self, place: int, alive: bool) -> None:
-        """Note that a neighbor has appeared or vanished."""
+        """Note that the presence token of a neighbor has appeared or vanished."""
         with self._changed:
             self.members.hear_life(place, alive)
             self._changed.notify_all()
 
     def on_link(self, name: str | None, session: bytes, opened: bool) -> None:
-        """Count links with the certificate of a stranger, or of a peer that says hello on another link."""
+        """Count a link whose certificate names no peer of the run, or a peer that says hello on another link."""
         with self._changed:
             if found := self._guests.note(name, session, opened):
                 self._note_guest(str(name), found)

@@ -9,7 +9,8 @@ from hyperpush.engines.transport.zenoh.parts import PART_BYTES, Assembly
 
 # Number of rounds, from the next one needed, whose messages are kept; asynchronously, the number of messages kept. A
 # synchronous sender is a few rounds ahead. After a restart of the receiver, it repeats its messages since the
-# receiver's last checkpoint. An asynchronous sender is at most LEAD rounds ahead, with two messages in each.
+# receiver's last checkpoint. An asynchronous sender is at most LEAD rounds ahead, and sends a total and an
+# acknowledgment in each.
 WINDOW = 16
 # Largest size of all waiting messages of one sender, in multiples of the program's longest message. It corresponds to
 # the number of rounds that an honest sender is ahead. A dropped message is requested again when it is due; a dropped
@@ -21,7 +22,7 @@ SMALL = PART_BYTES
 
 @final
 class Link:
-    """Messages to and from one neighbor.
+    """The link to one neighbor: messages sent to it and received from it.
 
     Args:
         limit: Largest size of a payload in bytes.

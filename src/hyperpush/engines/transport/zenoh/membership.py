@@ -31,7 +31,7 @@ OVERTAKEN = 3.0
 
 @final
 class Membership:
-    """State of all members: present, done, leaving, left or removed.
+    """The state of all members of a run: which are present, done, leaving, gone or removed.
 
     Args:
         names: All peers of the run, in the order of their clients.
@@ -90,7 +90,7 @@ class Membership:
         return self.names[self.client]
 
     def message(self, topic: Topic, place: int, step: int = 0) -> ControlMessage:
-        """Return a control message for a neighbor."""
+        """Return a control message on a topic, addressed to a neighbor."""
         other = self.neighbors[place]
         known = other.heard if topic == Topic.HELLO else other.incarnation
         said = self.departure, step, self.incarnation, known, self.run, self.closed, self.left
@@ -123,7 +123,7 @@ class Membership:
             self._check_place(other, said)
         other.last_seen = time.monotonic()
         if place in self.closed:
-            # Tell it that it was removed. Ignore its view of others, which comes from its side of a split.
+            # Answer, so that the peer learns of its removal. Ignore its view of other members: the network was split.
             if said.topic == Topic.HELLO:
                 self._hear_hello(place, said)
             return None
@@ -226,7 +226,7 @@ class Membership:
             raise Rejected(RefusalReason.ANOTHER_INCARNATION, words)
 
     def hear_life(self, place: int, alive: bool) -> None:
-        """Note that a neighbor has appeared or vanished."""
+        """Note that the presence token of a neighbor has appeared or vanished."""
         other = self.neighbors[place]
         other.token = alive
         if not alive:
@@ -334,7 +334,7 @@ class Membership:
         self._tell_members()
 
     def remove_gone(self) -> None:
-        """Remove members that are absent for too long, and tell the others."""
+        """Remove members that have been absent for more than `close_after` seconds, and inform all others."""
         now, gone = time.monotonic(), set[int]()
         for place, other in self.neighbors.items() if self.asynchronous else ():
             if self._may_be_gone(place, other) or now - other.lost <= self.close_after:

@@ -57,7 +57,7 @@ class Neighbor:
     anew: bool = False  # a fresh start of its process was refused
     received_bytes: int = 0
     sent_bytes: int = 0
-    early: int = 0  # messages that arrived before its hello; it sends them again
+    early: int = 0  # number of messages that arrived before its hello; it sends them again
     outages: int = 0
     over: bool = False  # its session ended after it was done, which is not an outage
     shown: bool = True  # its last outage was reported to the user
@@ -162,7 +162,7 @@ class Neighbor:
 
 
 def ended(ends: int) -> bool:
-    """Return True if a certificate has ended. `ends` is in seconds since 1970; 0: there is no certificate."""
+    """Return True if a certificate has ended. `ends` is in seconds since 1970; 0: no certificate."""
     return 0 < ends <= time.time()
 
 
@@ -180,7 +180,7 @@ def certificate_ended(name: str, ends: int) -> str:
 def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
     """Return a text on why messages of a neighbor are missing since `step`.
 
-    `strangers` is a text about refused handshakes, added if the neighbor was never heard.
+    `strangers` is a text about refused handshakes, added if the neighbor has never said hello.
     """
     expired = certificate_ended(other.name, other.ends)
     if other.removed or other.farewell or other.unfit:

@@ -1,8 +1,8 @@
 """Split long payloads into parts, each sent as a separate message, and join received parts.
 
-The header of a part holds the number, step and length of the payload, the run, the sender's incarnation, and the part's
-place in the payload. All parts but the last have the same size, so places and sizes can be checked. For each sender,
-the number of incomplete payloads and their bytes are bounded.
+The header of a part holds the number, step and length of the payload, and the part's place there. It also holds the run
+and the sender's incarnation. All parts but the last have the same size, so places and sizes can be checked. For each
+sender, the number of incomplete payloads and their bytes are bounded.
 """
 
 import struct

@@ -47,7 +47,7 @@ Mode = Literal["synchronous", "asynchronous"]
 # Default limit of a payload in bytes: 64 million parameters in float32. It bounds the memory that a broken neighbor can
 # occupy.
 LIMIT = 256 << 20
-GUESTS_EVERY = 1.0  # largest number of seconds between two checks for links of strangers
+GUESTS_EVERY = 1.0  # largest number of seconds between two checks of incoming links (see `Guests`)
 _AGAIN = "again"  # a task besides the topics of control messages: repeat unacknowledged messages
 
 
@@ -205,7 +205,7 @@ class Zenoh:
         return found
 
     def acknowledge(self, step: int) -> None:
-        """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
+        """Tell the neighbors that this peer will not need messages of steps before `step`, even after a restart."""
         for place in self.neighbors:
             self._tasks.put((Topic.ACKNOWLEDGE, place, step))
 
@@ -324,7 +324,7 @@ class Zenoh:
             return look()
 
     def finish(self) -> None:
-        """Announce that this peer is done, and wait until all others are.
+        """Announce that this peer is done, and wait until all others are done.
 
         Until then, a neighbor may return and need earlier messages again.
         """
@@ -378,7 +378,7 @@ class Zenoh:
                 self._put(place, at, payload)
 
     def _next_task(self) -> tuple[Topic | str, int, int] | None:
-        """Wait for the next task of the control thread, and check for links of strangers meanwhile."""
+        """Wait for the next task of the control thread. Check incoming links for strangers' certificates meanwhile."""
         while True:
             with self._changed:
                 self._incoming.look_at_guests()
