@@ -6,6 +6,8 @@ from hyperpush.algorithms.cdbo import CDBO
 from hyperpush.base.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.local_gradient import LocalGradient
+from hyperpush.inner.base import InnerSolver
+from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.methods.base import MethodInfo
 
 
@@ -19,10 +21,11 @@ class CDBOLocal(CDBO):
     It is a baseline in "Personalized decentralized bilevel optimization over stochastic and directed networks".
 
     **Use it** with `inner=hp.LocalSGD(…)` and `hypergradient=hp.hypergradients.LocalGradient()`: params are
-    never sent. **Avoid it** where clients should share params: it ends at x_L.
+    never sent. **Avoid it** where clients should share params: it ends at x_L, where the mean of the clients' own
+    hypergradients is zero.
 
     Args:
-        inner: An inner solver without messages: `hp.LocalSGD(…)`. It lacks a default, because it needs a step size.
+        inner: An inner solver without messages: `hp.LocalSGD(…)`. By default 1,000 steps of a size that it finds.
         hypergradient: `hp.hypergradients.LocalGradient(…)`.
         outer: Optimizer of the hyper, as in `PDBO`.
         steps: Steps of the hyper, 0 or more. With 0 only the inner problems are solved.
@@ -36,7 +39,7 @@ class CDBOLocal(CDBO):
         InvalidInput: An option is out of range, or `inner` is a solver with messages.
 
     Example:
-        Clients pull their own x_i = λ to 1, 2 and 6; the mean of their costs is least at λ = 3.
+        The clients' costs pull their own x_i = λ to 1, 2 and 6. The mean cost is least at λ = 3.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
@@ -67,6 +70,7 @@ class CDBOLocal(CDBO):
         },
     )
 
+    inner: InnerSolver = LocalSGD(steps=1000)
     hypergradient: HypergradientEstimator = LocalGradient()
 
     def __check_init__(self):

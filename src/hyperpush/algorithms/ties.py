@@ -45,12 +45,14 @@ class Neighbors(eqx.Module):
 class Ties(Configured):
     """A graph of the parties with a penalty on differences between neighbors' hypers.
 
+    The clients then minimize the mean outer cost F̄ plus the penalty:
+
         F̄(λ) + Σ_{u<v} a_uv ‖λ_u − λ_v‖²,    a_uv = strength · weight of the link between u and v
 
     So 2 Σ_v a_uv (λ_u − λ_v) is added to client u's hypergradient, with the λ_v that u last received. In every outer
-    step clients send their hypers once over the network's live links. Without a new message the last value counts;
-    before the first message the tie has no effect. So PDBO stops moving only where the hypergradient and the gradient
-    of the whole penalty add up to zero, even if links are rarely up.
+    step clients send their hypers once over the network's live links. Without a new message a client uses the last
+    value; before the first message the tie has no effect. So PDBO stops moving only where the hypergradient and the
+    gradient of the whole penalty add up to zero, even if links are rarely up.
 
     **Use it** as `ties=` of `PDBO` if similar clients are known, and clients have too few examples to fit hypers alone.
     **Avoid it** where hypers are secret: all clients within the network's reach receive them, neighbor or not. Every
@@ -60,10 +62,10 @@ class Ties(Configured):
     `hp.tune(…, over={"ties.strength": [0.0, 0.01, 0.1]}, on="holdout")`. A new strength needs no recompilation.
 
     Args:
-        graph: Links between neighbors. Give `[("north", "south"), ("south", "east", 0.5)]` by names or numbers, with
-            weights other than 1; or an undirected networkx graph of names or numbers; or an `hp.networks.Graph`,
-            which may change from step to step. A party that knows only its own neighbors gives its own links. The
-            network must be able to carry messages both ways along every link.
+        graph: Links between neighbors. Give a list such as `[("north", "south"), ("south", "east", 0.5)]` by names or
+            numbers; a pair has weight 1. Or give an undirected networkx graph of names or numbers, or an
+            `hp.networks.Graph`, which may change from step to step. A party that knows only its own neighbors gives its
+            own links. The network must be able to carry messages both ways along every link.
         strength: Factor of all ties, 0 or more. With 0 the ties have no effect, but messages are still sent. F̄ is a
             mean, so its derivative by one client's hypers falls like 1/n, and so does a useful strength. Estimators
             of the client's own cost F_i, such as `LocalGradient`, need n times the strength for the same effect.

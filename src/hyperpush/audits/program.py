@@ -100,7 +100,7 @@ class RunLoss(eqx.Module):
 class RunPenalty(eqx.Module):
     """Penalty of a run: the model's penalty at the run's L2 rate, plus a very small penalty on intercepts.
 
-    Without the small penalty, a party with only one class in training would have no finite own model.
+    Without the small penalty, the own model of a party with only one class in training would not exist.
     """
 
     head: LinearHead

@@ -72,7 +72,7 @@ def record_rows(tables: Tables, rounds: AuditRounds, named: list[Named]) -> tupl
     """Return a row per record: of the parties not named, then of each named party, each time the most harmful first.
 
     Records of the parties not named are scored with the model of these parties. Records of a named party are scored
-    with the model of the round that named it, so that the party can see which of its records did the harm.
+    with the model of the round that named it, which shows the party its harmful records.
     """
     counts, rows = np.zeros(rounds.clients), []
     counts[list(rounds.parties)] = 1

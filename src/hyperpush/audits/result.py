@@ -1,4 +1,4 @@
-"""The result of an audit."""
+"""The result of an audit, which can be read as rows, saved as JSON, and shown as an HTML page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -111,7 +111,7 @@ class Record:
 
     Attributes:
         party: The owner of the record. Among real parties, only the owner learns this row.
-        file: The file of the record, or the party's name if there is no file.
+        file: The file of the record; without a file, the party's name.
         line: The line in the file; without a file, the number of the row from 0.
         gain: Change of the others' summed loss without the record; positive: the record helps.
         says: The effect in words.
@@ -203,7 +203,7 @@ class AuditResult(Pictured):
         return file
 
     def page(self, path: str | Path, overwrite: bool = False, *, title: str = "Audit of a collaboration") -> Path:
-        """Write the audit as one HTML page, and the page's numbers as JSON beside it. Needs the extra `pages`.
+        """Write the audit as one HTML page, and the page's numbers as JSON beside it, which needs the extra `pages`.
 
         Args:
             path: The page, a name that ends in `.html`.

@@ -108,7 +108,7 @@ def _hints(make: Any) -> dict[str, Any]:
 
 
 def documented_options(text: str) -> dict[str, list[str]]:
-    """Return the lines of each option under `Args:` of a docstring."""
+    """Return the lines of help for each option, by name, from the section `Args:` of a docstring."""
     found: dict[str, list[str]] = {}
     inside, name = False, ""
     for line in text.splitlines():

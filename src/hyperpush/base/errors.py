@@ -77,7 +77,7 @@ class InvalidInput(HyperpushError, ValueError):
         self.given = given
         self.allowed = allowed
         shown = repr(given)
-        if "\n" in shown:  # an array
+        if "\n" in shown:  # the text of an array has several lines
             shown = textwrap.shorten(shown, 100, placeholder=" …")
         super().__init__(f"{field}: got {shown}; allowed: {allowed}")
 

@@ -123,7 +123,7 @@ def bars(
         title: The heading.
         labels: Names of the groups, such as parties.
         series: For each series, its values, one per label. None or NaN leaves a gap.
-        low: For each series with intervals, the lower ends of these intervals. None: no series has intervals.
+        low: For each series with intervals, the lower ends of these intervals. None if there are none.
         high: For each series with intervals, the upper ends of these intervals.
         marks: One word per label, such as a verdict, that colors the bars of a single series. None gives each series
             its own color.

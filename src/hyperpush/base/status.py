@@ -191,8 +191,8 @@ class Status:
     def of_all(statuses: "Sequence[Status]") -> "Status":
         """Return one status for several results.
 
-        It is the status of the first result that did not converge (else the first with an unknown status), with the
-        largest errors and the total numbers of runs and failures of all results.
+        It is the status of the first result that did not converge, else of the first with an unknown status. Its errors
+        are the largest of all results, and its numbers of runs and failures are totals.
         """
         if len(statuses) == 1:
             return statuses[0]
@@ -249,6 +249,6 @@ def gather_statuses() -> Iterator[list[Status]]:
 
 
 def note_status(status: Status) -> None:
-    """Add a status to the enclosing `gather_statuses`, if there is one."""
+    """Add a status to the list of the enclosing `gather_statuses` block, if there is one."""
     if (seen := _seen.get()) is not None:
         seen.append(status)

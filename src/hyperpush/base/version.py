@@ -1,4 +1,4 @@
-"""The installed version."""
+"""Version of the installed package `hyperpush`."""
 
 from importlib.metadata import version
 

@@ -89,8 +89,8 @@ class _State(eqx.Module):
 class BiGFed(TwoLevelDescent):
     """Bilevel optimization enhanced graph-aided federated learning: local models and a shared kernel.
 
-    Each client has its own params θ_i; the hyper φ is common. The task's outer cost F is the mean of the clients' own
-    outer costs, or a `Cosine` of the vectors p_i that clients show of their models. A `Cosine` may include that mean.
+    Each client has its own params θ_i; the hyper φ is common. Each client shows a vector p_i of its model. The task's
+    outer cost F is a `Cosine` of these vectors, or the mean of the clients' own outer costs, or the sum of both.
 
     Client i has the blocks C_i, the curvature of its inner cost g_i, and J_i = ∂²_φθ g_i. Iteration k is (Xing, Lu, Wu
     and Yu 2021, algorithm 1)
@@ -99,11 +99,10 @@ class BiGFed(TwoLevelDescent):
         φ⁺ = φ − α_k Σ_i (∂_φF − J_i (C_i + εI)⁻¹ ∂_{θ_i}F)(φ, θ⁺)
 
     The inner costs are independent, so their Hessian has only these blocks. They are evaluated at θ_i before the step.
-    Entries of φ in `personal` stay local to client i. They move along the i-th term of the sum, times the number n of
-    clients.
+    Entries of φ in `personal` stay local. Those of client i move along n times the i-th term of the sum, for n clients.
 
     `form` decides who computes what. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each client
-    solves with its own block by conjugate gradients. `"peers"`: there is no server. Vectors p travel over the links of
+    solves with its own block by conjugate gradients. `"peers"`: without a server, vectors p travel over the links of
     the graph, and H = Mp to all clients in reach. Each client draws negative samples among the clients that it heard.
     ∂F/∂H returns over the links of the graph, and clients average φ by push-sum.
 

@@ -41,7 +41,7 @@ def load_index() -> Index:
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["stamp"] == stamp:
             return kept
-    from hyperpush.cli.explain import describe_all  # here: it imports JAX
+    from hyperpush.cli.explain import describe_all  # not at the top, because it imports JAX
 
     made = describe_all(stamp)
     if made["broken"]:  # not cached: a broken extension may work the next time although no file has changed

@@ -1,8 +1,8 @@
 """A client's examples, and mini-batches of them.
 
 A client's data are a pytree whose leaves have the examples on axis 0 (one client's view; stacked data have the client
-axis before it). `ragged` stacks clients with different numbers of examples: it pads and counts. Costs are computed on a
-batch: the examples themselves, or a `Batch` with a mask for the real ones.
+axis before it). `ragged` stacks clients with different numbers of examples: it pads their arrays, and counts the real
+examples. Costs are computed on a batch: the examples themselves, or a `Batch` with a mask of the real examples.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.promise import promise_single
 
-MOST_DRAWN = 1024  # a loop of s draws makes s² comparisons; above, sorting all of a client's rows takes less time
+# Largest size s of a mini-batch that is drawn by a loop, which makes s² comparisons. For larger mini-batches, sorting
+# all of a client's rows takes less time.
+MOST_DRAWN = 1024
 
 
 class Data(eqx.Module):
-    """A client's data sets by name. The inner cost uses `train`, the outer level fits `outer`.
+    """A client's data sets by name, with properties for the data of the inner and of the outer level.
+
+    The inner cost uses `train`, and the outer level fits `outer`.
 
     Args:
         sets: Examples by the name of the data set; `train` is one of them.
@@ -47,12 +51,12 @@ class Data(eqx.Module):
 
     @staticmethod
     def pair(train: PyTree, validation: PyTree) -> "Data":
-        """Return the data of training examples and of examples that the outer level fits."""
+        """Return `Data` with training examples, and with examples that the outer level fits."""
         return Data({"train": train, "validation": validation})
 
 
 class Ragged(eqx.Module):
-    """Examples of clients that own different numbers of them: padded leaves, and the number of real examples.
+    """Padded examples of clients that own different numbers of them, and each client's number of real examples.
 
     `hp.extend.ragged` makes it; a task makes it from a list of clients.
 
@@ -72,7 +76,7 @@ class Ragged(eqx.Module):
 
 
 class Numbered(eqx.Module):
-    """Examples with their numbers at their client, so that a mini-batch finds the hypers of its examples.
+    """Examples with their numbers in the client's data, by which a mini-batch finds the hypers of its examples.
 
     `weight` is the factor of the client's cost, the same for all its examples; None if all clients have equal weight.
     """
@@ -83,10 +87,10 @@ class Numbered(eqx.Module):
 
 
 class Batch(eqx.Module):
-    """Examples with a mask: 1 for real ones, 0 for padding.
+    """Examples with a mask, which is 1 for real examples and 0 for padding.
 
-    Costs that return one loss per example never see it. A cost that is not a mean over examples requests it with
-    `hp.Batch.cost(function)`. It is then called as `function(params, hyper, batch)` with a `Batch`.
+    Costs that return one loss per example never see the mask. A cost that is not a mean over examples requests it with
+    `hp.Batch.cost(function)`. Then the function is called as `function(params, hyper, batch)` with a `Batch`.
 
     Args:
         examples: A pytree of examples, on axis 0.
@@ -129,7 +133,10 @@ class BatchCost(eqx.Module):
 
 
 def open_batch(batch: PyTree) -> tuple[PyTree, Float[Array, " b"] | None, Int[Array, " b"] | None]:
-    """Return the examples of a batch, the mask of real ones (None: all), and their numbers (None: not numbered)."""
+    """Return the examples of a batch, the mask of real examples, and the numbers of the examples.
+
+    The mask is None if all examples are real. The numbers are None if examples are not numbered.
+    """
     mask = None
     if isinstance(batch, Batch):
         batch, mask = batch.examples, batch.mask
@@ -158,7 +165,7 @@ def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
 
     Args:
         clients: The examples of each client, on axis 0 of every leaf.
-        field: Their name in errors.
+        field: Name of the data in error messages.
 
     Raises:
         InvalidInput: A client is without examples, or has examples of another structure or shape than client 0.
@@ -195,7 +202,7 @@ def _stack_padded(parts: Sequence[np.ndarray], most: int) -> np.ndarray:
 
 
 def _check_own(where: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse a client without examples, or with examples of other shapes than those of client 0."""
+    """Raise `InvalidInput` for a client without examples, or with examples of other shapes than those of client 0."""
     sizes = [leaf.shape[0] for leaf in leaves]
     if sizes[0] == 0:
         raise InvalidInput(where, "0 examples", "at least 1 example per client")
@@ -239,7 +246,7 @@ def full_batch(data: PyTree) -> PyTree:
 
 
 def shuffle(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
-    """Return one client's example numbers in random order, padding last."""
+    """Return the numbers of one client's examples in random order, with padding last."""
     order = jax.random.uniform(key, (capacity(data),))
     if isinstance(data, Ragged):
         order = jnp.where(jnp.arange(order.shape[0]) < data.counts, order, jnp.inf)
@@ -247,7 +254,11 @@ def shuffle(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
 
 
 def rows(data: PyTree, order: Int[Array, " b"], start: Int[Array, ""] | int = 0) -> PyTree:
-    """Return the examples at `order`: distinct numbers, from position `start` of a shuffle; padding is last."""
+    """Return the examples with the numbers in `order`, which are distinct.
+
+    `order` is a slice, which begins at position `start`, of a permutation of all rows with padding last, such as
+    `shuffle` returns.
+    """
     if isinstance(data, Ragged):
         real = start + jnp.arange(order.shape[0]) < data.counts
         return Batch(_pick(data.examples, order), real.astype(jnp.zeros(()).dtype))
@@ -291,8 +302,9 @@ def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
 def _draw(count: Int[Array, ""] | int, size: int, key: PRNGKeyArray) -> Int[Array, " b"]:
     """Draw `size` of `count` numbers, uniform over sets (Floyd's sampling: Bentley and Floyd 1987).
 
-    Draw r takes one of the first m = count − size + r + 1 numbers, or the m-th itself if that one is already taken.
-    The draw depends on the number of real examples and on no padding. Fewer than `size` of them come first, all.
+    Draw r takes one of the first m = count − size + r + 1 numbers, or the m-th number if that one is already taken.
+    The draw depends on the number of real examples, not on padding. If there are at most `size` real examples, all of
+    them come first.
     """
     place = jnp.arange(size)
     last = jnp.maximum(count - size, 0) + place

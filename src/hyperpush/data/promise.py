@@ -1,7 +1,8 @@
-"""A promise in the trace: each row of these arrays is a different example.
+"""Mark arrays in a trace with the promise that each row is a different example.
 
-Privacy rests on it. An example that is in a batch twice changes it twice as much. So does one whose inputs and targets
-are in different rows. A trace of a gather does not show that its indices are distinct.
+The privacy of a release depends on this promise. An example that is in a batch twice changes the batch's mean twice as
+much. So does an example whose inputs and targets are in different rows. The promise is needed because a trace of a
+gather does not show that its indices are distinct.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from jaxtyping import PyTree
 
 
 def promise_single(batch: PyTree) -> PyTree:
-    """Return the same arrays, and promise that row i of all of them (axis 0) is one example, in this row only."""
+    """Return the same arrays, with the promise that row i (axis 0) of all arrays is one example, in this row only."""
     leaves, structure = jax.tree.flatten(batch)
     return structure.unflatten(single.bind(*leaves, lead=0))
 

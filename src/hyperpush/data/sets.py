@@ -41,7 +41,7 @@ class Clients:
     count: int
 
     def stack(self, field: str) -> PyTree:
-        """Load all clients' data; of several processes each loads those of its own clients."""
+        """Load and stack all clients' data; each of several processes loads the data of its own clients."""
         if processes.count() > 1 and self.count % jax.device_count() == 0:
             return processes.stack(self.one, self.count)
         return stack_clients(field, [self.one(client) for client in range(self.count)])
@@ -57,7 +57,7 @@ class Clients:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """One data set as given, which returns all clients' examples or one client's."""
+    """One data set in the form that the user gave, which returns the examples of all clients or of one."""
 
     name: str
     given: Any
@@ -96,7 +96,7 @@ class DataSet:
         return None if counts is None else max(counts)
 
     def of(self, client: int | None) -> PyTree:
-        """Return one client's examples, or all clients' for None."""
+        """Return one client's examples; None returns the examples of all clients."""
         if client is None:
             return self.all
         if isinstance(self.given, Clients):
@@ -136,7 +136,7 @@ def arrays(tree: PyTree) -> PyTree:
 
 
 def stack_clients(field: str, clients: Sequence[PyTree]) -> PyTree:
-    """Stack one pytree of examples per client; pad and count if clients own different numbers."""
+    """Stack one pytree of examples per client; return `Ragged` data if clients own different numbers of examples."""
     made = ragged(clients, field)
     everybody_full = np.all(np.asarray(made.counts) == jax.tree.leaves(made.examples)[0].shape[1])
     return made.examples if everybody_full else made
@@ -169,7 +169,7 @@ def outer_set(outer_on: str | None, found: Mapping[str, DataSet]) -> str:
 
 
 def count_clients(found: Mapping[str, DataSet]) -> int:
-    """Return the number of clients; refuse data sets with different numbers."""
+    """Return the number of clients; raise `InvalidInput` for data sets with different numbers of clients."""
     clients = found["train"].clients
     for name, each in found.items():
         if each.clients != clients:
@@ -181,7 +181,10 @@ def count_clients(found: Mapping[str, DataSet]) -> int:
 
 
 def check_examples(name: str, tree: PyTree, clients: int | None) -> None:
-    """Refuse arrays without clients on axis 0, or clients without examples; `clients` is None for one party's data."""
+    """Raise `InvalidInput` for arrays without clients on axis 0, or clients without examples.
+
+    `clients` is the number of clients, None for one party's data.
+    """
     if clients is not None:
         check_clients(name, tree, clients)
     if isinstance(tree, Ragged) and np.any(processes.visible(tree.counts) < 1):
@@ -193,7 +196,7 @@ def check_examples(name: str, tree: PyTree, clients: int | None) -> None:
 
 
 def check_clients(name: str, tree: PyTree, clients: int) -> None:
-    """Refuse arrays with another number of clients on axis 0."""
+    """Raise `InvalidInput` for arrays with another number of clients on axis 0."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         shape = jnp.shape(leaf)
         if not shape or shape[0] != clients:
@@ -201,7 +204,11 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
 
 
 def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None:
-    """Refuse numbers that are not finite, and params or hypers (`floating`) of types except float32 and float64."""
+    """Raise `InvalidInput` for numbers that are not finite.
+
+    With `floating`, for params and hypers, also refuse all types except float32 and float64. With `one`, the tree is
+    one client's, without a client axis.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         field = f"{name}{jax.tree_util.keystr(path)}"
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -223,7 +230,7 @@ def rows(tree: PyTree, one: bool) -> int:
 
 
 def clear_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree) -> PyTree:
-    """Set hypers of padding to 0, so that a sum counts those of real examples only."""
+    """Set hypers of padding to 0, so that only hypers of real examples count in a sum."""
     if not isinstance(train, Ragged):
         return tree
     axis = train.counts.ndim  # axis of examples, after that of clients if there is one
@@ -236,7 +243,7 @@ def clear_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree) -> 
 
 
 def cut_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree, client: int, axis: int = 0) -> PyTree:
-    """Return one client's hypers without those of padding; `axis` is that of the examples."""
+    """Return one client's hypers without the entries of padding; `axis` is the axis of examples."""
     counts = example_counts(train) if isinstance(train, Ragged) and any(by_example) else ()
     if client >= len(counts):  # a process sees only some counts
         return tree
@@ -244,7 +251,7 @@ def cut_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree, clien
 
 
 def _map_rows(function: Callable[[Any], Any], tree: PyTree, by_example: tuple[bool, ...]) -> PyTree:
-    """Change the leaves of hypers that have a number for each example."""
+    """Apply a function to the leaves of hypers with one number per example; other leaves stay unchanged."""
     leaves, structure = jax.tree.flatten(tree)
     changed = [function(leaf) if rows else leaf for leaf, rows in zip(leaves, by_example, strict=True)]
     return structure.unflatten(changed)
@@ -259,7 +266,7 @@ def example_counts(tree: PyTree) -> Int[np.ndarray, " n"]:
 
 
 def given_counts(given: PyTree) -> tuple[int, ...] | None:
-    """Return the same for data in the form that a task takes; None if only a loader knows."""
+    """Return each client's number of examples, for data in the form that a task takes; None if only a loader knows."""
     if isinstance(given, list):
         return tuple(jnp.shape(jax.tree.leaves(client)[0])[0] for client in given)
     leaves = [] if isinstance(given, Clients) else jax.tree.leaves(given)
@@ -268,7 +275,7 @@ def given_counts(given: PyTree) -> tuple[int, ...] | None:
 
 
 def describe(tree: PyTree, one: bool) -> str:
-    """Return the number of examples of a client, in words."""
+    """Return the number of examples per client as text, a range if clients differ."""
     if isinstance(tree, Ragged) and not one:
         counts = processes.visible(tree.counts)
         return f"{counts.min()} to {counts.max()}"

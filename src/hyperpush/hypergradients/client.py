@@ -15,6 +15,8 @@ from hyperpush.task.problem import Problem
 class ClientGradient(Implicit):
     """Derivative of each client's own outer cost at the shared inner solution.
 
+    The result of client i, at the inner solution x*(λ) that all clients share, is
+
         d F_i(x*(λ), λ_i) / dλ_i = ∂_λ F_i − B_i (Σ_k H_k)⁻¹ ∂_x F_i
 
     with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. There is one linear system per client, with

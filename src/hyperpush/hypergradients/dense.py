@@ -21,6 +21,8 @@ from hyperpush.task.problem import Problem
 class Dense(SystemSolver):
     """The closed form of the hypergradient: explicit Hessians, and a direct solution of one linear system.
 
+    The result of client i is
+
         d F̄ / dλ_i = (1/n) ∂_λ F_i − B_i (Σ_k H_k)⁻¹ (1/n) Σ_j ∂_x F_j
 
     with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. Every client forms its d×d Hessian at its

@@ -17,6 +17,8 @@ from hyperpush.task.problem import Problem
 class ImplicitCG(Implicit):
     """Implicit differentiation by conjugate gradients with exact averages of products.
 
+    The result of client i, and the linear system for q, are
+
         v_i = (1/n) ∂_λ F_i − B_i q,    (Σ_k H_k) q = (1/n) Σ_j ∂_x F_j
 
     with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. The system is solved as on one machine

@@ -17,6 +17,8 @@ from hyperpush.task.problem import Problem
 class LocalGradient(Implicit):
     """The hypergradient of the client's own outer cost through its own inner problem.
 
+    The result of client i, at its own inner solution x_i*(λ_i), is
+
         d F_i(x_i*(λ_i), λ_i) / dλ_i = ∂_λ F_i − B_i H_i⁻¹ ∂_x F_i
 
     with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, inner cost f_i and outer cost F_i. The system is solved by conjugate

@@ -1,5 +1,7 @@
 """Hypergradients on one machine with all clients' data: the reference for decentralized estimates.
 
+The hypergradient of the mean outer cost F̄ is, with inner costs f and outer costs F,
+
     d_{λ_i} F̄ = (1/n)∂_λ F_i − B_i (Σ_k H_k)^{-1} (1/n)Σ_j ∂_x F_j,   H_k = ∂²_xx f_k,  B_i = ∂²_λx f_i
 
 Each client's derivatives are taken at its own params, which are all equal at the solution of the inner problem. `dense`

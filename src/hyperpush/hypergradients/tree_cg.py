@@ -54,37 +54,41 @@ from hyperpush.solving.descent import Descent
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
-LITTLE_PROGRESS = 0.3  # a cycle that leaves more than this share of the residual has met rounding
-SHRUNK = 1e-3  # share of the probe's residual, relative to the condition number, at which its Ritz values have settled
+LITTLE_PROGRESS = 0.3  # if a cycle leaves more than this share of the residual, rounding prevents progress
+SHRUNK = 1e-3  # share of the probe's residual, divided by the condition number, at which its Ritz values have settled
 # Progress that the root reports: probe finished, stage finished, or all finished.
 PROBED, DONE, OVER = 1, 2, 3
-HIDDEN = 1e-3  # share of a probe's part along one direction; a smaller residual hides no direction
+HIDDEN = 1e-3  # with a residual below this share of the probe's part along a direction, no direction is still hidden
 
 
 class TreeCG(SystemSolver):
     """Conjugate gradients on exact averages along a tree, with an estimate of the error of their result.
 
+    The result of client i, and the linear system for x, are
+
         v_i = (1/n) ∂_λ F_i − B_i x,    mean(H_k) x = mean((1/n) ∂_x F_k)
 
-    All means are exact: they are summed along a spanning tree of the network and sent back, at most two vectors per
-    client on average. So plain conjugate gradients apply (Hestenes and Stiefel 1952). Their Ritz values, and those of a
-    second, random right-hand side, bound the smallest eigenvalue θ of the mean Hessian from above, ever more closely.
-    The relative error of every v_i is then about at most
+    with H_k = ∂²_xx f_k, B_i = ∂²_λx f_i, inner costs f and outer costs F. All means are exact: they are summed along a
+    spanning tree of the network and sent back. On average each client sends at most two vectors per mean. So plain
+    conjugate gradients apply (Hestenes and Stiefel 1952). Their Ritz values are upper bounds of the smallest eigenvalue
+    θ of the mean Hessian, and approach it. A second, random right-hand side gives further Ritz values. The relative
+    error of every v_i is then about at most
 
         max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
 
-    and the method ends when this is below the tolerance, or below twice the tolerance for a recomputed residual. If the
-    terms of v_i cancel beyond half of the digits, the error is relative to the terms. Otherwise the status gives the
-    reason: the limit of steps, a singular or indefinite Hessian (`"ill-posed"`), or a condition number that is too
-    large for rounding (`"inaccurate"`).
+    plus the rounding of the two terms of v_i, which matters where they cancel. The method ends when this is below the
+    tolerance, or below twice the tolerance for a recomputed residual. Otherwise the status gives the reason: the limit
+    of steps, a singular or indefinite Hessian (`"ill-posed"`), or rounding, at a large condition number or of terms
+    that cancel (`"inaccurate"`). Within an algorithm v_i may vanish at the end. So if the terms cancel beyond half of
+    the digits there, the error is relative to them.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
-    mini-batches, on private tasks, and among members that distrust each other: a parent in the tree sees its children's
+    mini-batches, on private tasks, and among members that distrust each other. A parent in the tree sees its children's
     vectors and can falsify a sum. Use `TrackedHGP` there.
 
     Args:
-        steps: Limit of iterations, at least 1, of one or two products each. The status reports a reached limit. About
-            √κ·ln(2/ε)/2 steps reach an error ε at condition number κ.
+        steps: Limit of iterations, at least 1. Each takes one or two products. The status says if the limit is reached.
+            About √κ·ln(2/ε)/2 steps reach an error ε at condition number κ.
         tolerance: Largest accepted relative error of any client's result, above 0. None: 1e-5 in float64, 1e-3 in
             float32. The true error is usually at most a tenth of it.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
@@ -151,7 +155,7 @@ class TreeCG(SystemSolver):
         return self._program(problem, by, judges=True)
 
     def estimate_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
-        """Return a program that leaves the params unjudged. No loop encloses its loops, so both can be recorded."""
+        """Return a program that leaves the params unjudged. No loop encloses its loops, so they can be recorded."""
         return self._program(problem, by, judges=False)
 
     def _program(self, problem: Problem, by: Literal["tree", "exact"], judges: bool) -> Node:
@@ -159,28 +163,31 @@ class TreeCG(SystemSolver):
             return self._start(problem, state, ctx)
 
         body = self._body(problem, by)
-        rest = self._stages(problem, body, FIRST, by) if judges else self._stage(problem, body, FIRST)
+        rest = self._stages(problem, body, FIRST, by, last=SECOND) if judges else self._stage(problem, body, FIRST)
         return Scope(Sequence(*self._probing(body), rest), start, _finish)
 
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
         """Return a program that only measures how far params are from solved.
 
         With `probed`, a random right-hand side first looks for directions that are orthogonal to the inner gradient.
+        Negative curvature makes params ill-posed. At a direction without curvature, which a minimum may have, the
+        program ends with its limit of steps.
         """
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             vector, direct = ravel_pytree(state.params)[0], optax.tree.zeros_like(state.hyper)
             begun = self._state(state, jnp.zeros_like(vector), direct, jnp.zeros((), vector.dtype))
+            begun = replace(begun, measures=True)
             if probed:
                 return replace(begun, probe=self._start_probe(vector, ctx))
             return replace(begun, judged=Judged.start(begun.value, begun.memory, begun.error))
 
         body = self._body(problem, by)
-        stages = self._stages(problem, body, CENTER, by)
+        stages = self._stages(problem, body, FIRST if probed else CENTER, by, last=NEWTON)
         return Scope(Sequence(*self._probing(body), stages) if probed else stages, start, _finish)
 
     def _probing(self, body: Node) -> tuple[Node, Node]:
-        """Return the loop with the probe, which ends with it or with the estimate, and the step after it."""
+        """Return the loop that ends with the probe or with the estimate, and the step that then removes the probe."""
 
         def drop_probe(state: TreeState, ctx: Context) -> TreeState:
             return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
@@ -198,7 +205,7 @@ class TreeCG(SystemSolver):
         return Sequence(Local(work), Average(message, advance, rounds=1, by=by, ends=_how_far))
 
     def _stage(self, problem: Problem, body: Node, first: int) -> Node:
-        """Return one stage, which is `first` or follows the stage before."""
+        """Return the node of one stage; `begin_stage` counts the stages from `first`."""
 
         def begin(state: TreeState, ctx: Context) -> TreeState:
             return begin_stage(problem, state, ctx, first, self.ignores_flat)
@@ -209,11 +216,11 @@ class TreeCG(SystemSolver):
         rest = Repeat(body, self.steps, until=_is_past(DONE), times=remaining, name="TreeCG without probe", common=True)
         return Sequence(Local(begin), rest)
 
-    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """Return the stages from `first` on: an estimate, then a judgment of its params."""
-        stage, count = self._stage(problem, body, first), (JUDGED if first == FIRST else SECOND) - first
+    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"], last: int) -> Node:
+        """Return the stages from `first` to `last`: an estimate or a probe, then a judgment of its params."""
+        stage, count = self._stage(problem, body, first), last - first + 1
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
-        if not self.common or first != FIRST:
+        if not self.common or last != SECOND:
             return stages
         mean = Average(_difference, _compare_means, rounds=1, by=by)
         return Sequence(stages, Repeat(mean, 1, times=_is_compared, name="TreeCG mean"))
@@ -264,10 +271,11 @@ class TreeCG(SystemSolver):
             skip=zero + (EXACT if state.outer is None else jnp.where(state.outer == 0, EXACT, NEAR)),
             judged=None,
             common=self.common,
+            alone=state.outer is None,
         )
 
     def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
-        """Return the state after the averages; except for `along_x` it is equal at all clients."""
+        """Return the state after an iteration's averages; all fields but `along_x` change equally at all clients."""
         image, probed, squared, largest, ratios, terms = means
         state = replace(state, count=state.count + 1, ratio=jnp.sqrt(jnp.sqrt(clients * ratios)))
         rounding = jnp.finfo(image.dtype).eps
@@ -321,8 +329,8 @@ class TreeCG(SystemSolver):
         smallest = descent.ritz.smallest(floor)
         settled, singular = descent.size <= SHRUNK * smallest / descent.ritz.most * probe.first, flat
         if self.ignores_flat:
-            # The first product removes its part outside of the range and shrinks parts with little curvature. So it
-            # continues until rounding hides them.
+            # The first product removes the probe's part outside of the Hessian's range, and shrinks parts with little
+            # curvature. So the probe continues until rounding hides these parts.
             singular = flat & (curvature < -floor)
             settled = descent.size <= floor / descent.ritz.most * probe.first
         useful = probe.on & ~flat
@@ -334,15 +342,18 @@ class TreeCG(SystemSolver):
             first = replace(probe, descent=Descent.start(image, self._room(image)), first=size, on=size > 0)
             after = choose(begins, first, after)
             known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
-        reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
+        named = jnp.where(curvature < -floor, Reason.ILL_POSED, Reason.LIMIT) if state.measures else Reason.ILL_POSED
+        reason = jnp.where(singular, named, state.reason).astype(jnp.int32)
         return replace(state, probe=after, smallest=known, reason=reason)
 
     def _check_residual(self, state: TreeState, residual: Float[Array, " d"], floor: Float[Array, ""]) -> TreeState:
         """Return the state after the residual was recomputed: the end, or the start of another cycle."""
         residual = residual - self.damping * state.x
         size, first = norm(residual), state.begin == 0
-        error = relative_error(state, size + floor, state.smallest)
-        solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
+        exact = size == 0
+        error = relative_error(state, jnp.where(exact, 0, size + floor), state.smallest)
+        error = jnp.where(exact & (first | (not state.alone)), 0, error)  # a solution of 0 has one term only
+        solved = (~first | exact) & (error <= 2 * self._tolerance(residual))
         waits = solved & self._awaits_probe(state)
         hopeless = ~first & ((size > LITTLE_PROGRESS * state.begin) | (size <= 3 * floor))
         reason = jnp.where(solved, Reason.TOLERANCE, jnp.where(hopeless, Reason.INACCURATE, state.reason))
@@ -352,7 +363,7 @@ class TreeCG(SystemSolver):
             descent=Descent.start(residual / jnp.where(size > 0, size, 1), self._room(residual)),
             begin=jnp.where(waits, state.begin, size),
             drift=jnp.zeros_like(state.drift),
-            error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
+            error=jnp.where(first & ~exact, state.error, error),
             phase=jnp.where(waits, RESIDUAL, DIRECTION).astype(jnp.int32),
             reason=jnp.where(state.reason == RUNNING, reason, state.reason).astype(jnp.int32),
             along_x=state.along,
@@ -385,10 +396,11 @@ class TreeCG(SystemSolver):
     def _awaits_probe(self, state: TreeState) -> Bool[Array, ""]:
         """Return True if the probe may still find the Hessian singular.
 
-        An outer gradient with parts along few eigenvectors is solved before the others appear. About 1/√d of the probe
-        is along any eigenvector, and stays in its residual if the curvature is zero. The probe is random: below a
-        thousandth of that, one probe in 1,250 hides a direction. Only the first and the last outer step wait. In the
-        others, waiting would cost what they save by starting from the step before.
+        If the outer gradient has parts along few eigenvectors, the system is solved before the other eigenvectors
+        appear. About 1/√d of the probe is along any eigenvector, and stays in the residual if the curvature is zero.
+        With a residual below a thousandth of that, one random probe in 1,250 still hides a direction. Only the first
+        and the last outer step wait for the probe. The other steps start from the previous solution, and waiting would
+        cost as much as they save by that.
         """
         if state.probe is None or self.ignores_flat:
             return jnp.zeros((), bool)
@@ -397,7 +409,7 @@ class TreeCG(SystemSolver):
         return unfinished & (state.probe.descent.size > hidden) & state.certify
 
     def _room(self, like: Array) -> int:
-        """Return how many steps of a descent Ritz values remember. Rounding delays their convergence beyond d steps."""
+        """Return how many steps of a descent the Ritz values use: more than d, because rounding delays convergence."""
         return min(self.steps, 4 * like.size + 20)
 
     def _tolerance(self, like: Array) -> Any:
@@ -420,7 +432,7 @@ def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> Hyper
 
 
 def _first_size(before: HypergradientState, state: TreeState) -> Array | None:
-    """Return the size of the first estimate if it passed, to compare those of later outer steps with."""
+    """Return the size of the first estimate if it passed; estimates of later outer steps are compared with it."""
     judged = state.judged
     if before.size is None or judged is None:
         return None
@@ -429,7 +441,7 @@ def _first_size(before: HypergradientState, state: TreeState) -> Array | None:
 
 
 def _how_far(state: TreeState, ctx: Context) -> Int[Array, ""]:
-    """Return the progress of the iterations. An estimate that failed, or without `certify`, is not judged."""
+    """Return the progress of the iterations; an estimate that failed, or without `certify`, ends without judgment."""
     probed = jnp.ones((), bool) if state.probe is None else ~state.probe.on
     done = state.phase == ENDED
     failed = (state.stage == FIRST) & ((state.reason != Reason.TOLERANCE) | ~state.certify)
@@ -438,7 +450,7 @@ def _how_far(state: TreeState, ctx: Context) -> Int[Array, ""]:
 
 
 def _is_past(place: int) -> Callable[[TreeState, Context], Bool[Array, ""]]:
-    """Return a test that the root has reported this progress."""
+    """Return a condition that is true once the root has reported this progress, or more."""
     return lambda state, ctx: state.ended >= place
 
 
@@ -453,7 +465,7 @@ def _difference(state: TreeState, ctx: Context) -> tuple[tuple[PyTree, PyTree], 
 
 
 def _compare_means(state: TreeState, means: tuple[PyTree, PyTree], mass: Any, ctx: Context) -> TreeState:
-    """Return the state judged by the change of the mean of all v_i to the second estimate."""
+    """Return the state judged by the change of the mean v_i from the first to the second estimate."""
     assert state.judged is not None
     smallest = jnp.sqrt(jnp.finfo(state.x.dtype).eps) * state.judged.size  # of terms that cancel out
     return compare(state, norm(means[0]), jnp.maximum(norm(means[1]), smallest))

@@ -66,7 +66,7 @@ def group_score(
         (Σ_k H_k(w)) Δ = −Σ_k ∂_x[f_k(x, w_k) − f_k(x, 1)],   Σ_k F_k(x + Δ) − F_k(x)
 
     Each client evaluates its own F at the moved params. The sum of single scores is linear and uses the Hessian with
-    all records, so it falls short for large groups (Koh, Ang, Teo and Liang, arXiv:1905.13289).
+    all records. So it falls short for large groups (Koh, Ang, Teo and Liang, arXiv:1905.13289).
 
     **Use it** for groups and whole parties with more than a few dozen params. **Avoid it** for single records, because
     `scores` needs one estimate for all of them. Avoid it also for few params, because `retrain` is exact at little more

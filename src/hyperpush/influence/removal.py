@@ -46,7 +46,7 @@ def retrain(
     Make the weights with `without`. Up to `at_once` retrainings form one solve and share every message. With
     `hp.TreeNewton()` each retraining ends at its own solution. With `hp.TrackedSGP()` retrainings run one after
     another, because each finds its own settings. Solvers with a fixed number of steps descend on the sum of the costs
-    of all retrainings, which share every mini-batch, every link and push-sum's ω. With the key of `hp.train` they
+    of all retrainings. These share every mini-batch, every link and push-sum's ω. With the key of `hp.train` they
     repeat that run's draws. Only the first `at_once` runs are certified.
 
     **Use it** for few params, or to check a prediction. Start warm, from `hp.train(…).task`: then
@@ -133,7 +133,7 @@ def _train(
         return _train_each(made, method, network, weights, certify, **around)
     if method.solves:
         call = fit(made, method, network, kind=InnerSolver, verb=train, **around)
-        found = train_runs(call, weights, throw=False, certify=None)  # its verdicts rest on a probe
+        found = train_runs(call, weights, throw=False, certify=None)  # keep the solver's own verdicts
         return found.params, found.statuses, found.status, found.costs
     if method.option("optimizer") is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")

@@ -230,7 +230,7 @@ def scores(
             weight. None: no effects of parties. `"auto"`: `"newton"` for up to 32 clients, all hosted here; else None.
         validation: Validation examples whose single losses are predicted, too: pairs (client, number), or a client for
             all of its examples; None: none. With k examples the estimate has k + 1 right-hand sides. It sends and
-            computes k + 1 times as much in about as many rounds, and holds k + 1 vectors in place of each one. Choose a
+            computes k + 1 times as much, in about as many rounds. It holds k + 1 vectors in place of each one. Choose a
             few, or a few at a time.
         curvature_steps: Lanczos steps that check the curvature for `warnings`, each with one product per client; 0: no
             check. None: 50, or 0 if the estimator detects negative curvature itself (`Automatic`, `TreeCG`, `Dense`)

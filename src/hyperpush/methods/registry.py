@@ -145,12 +145,12 @@ def table(given: Any) -> dict[str, Any]:
 
 
 def kind_of(given: object) -> str | None:
-    """Return the kind of a registered method or network; None if it is not registered."""
+    """Return the kind of an object whose class is registered, such as `"inner"`; None if it is not registered."""
     return next((kind for kind in KINDS if type(given) in registered(kind).values()), None)
 
 
 def base_of(kind: str) -> type:
-    """Return the base class of a kind."""
+    """Return the base class of a kind of registered classes, such as `InnerSolver` for `"inner"`."""
     module, _, name = KINDS[kind].base.partition(":")
     return getattr(importlib.import_module(module), name)
 

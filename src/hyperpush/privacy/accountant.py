@@ -252,8 +252,8 @@ def check_schedules(
     t^(v − 2ς), so convergence requires ς > v/2. The steps must add up to infinity, so v ≤ 1.
 
     A finite budget requires ς < v with Laplace noise and running averages. Gaussian noise and running averages require
-    ς < v + 1/2. If samples are used once, it requires ς ≤ v. Reused data have no finite budget (Chen and Wang, ICML
-    2024).
+    ς < v + 1/2. If samples are used once, a finite budget requires ς ≤ v. For reused data the budget is infinite (Chen
+    and Wang, ICML 2024).
 
     Args:
         steps: One schedule for all variables, or one by variable.

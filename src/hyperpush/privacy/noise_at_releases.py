@@ -36,7 +36,8 @@ Counted = tuple[list[Any], Int[Array, ""]]  # outputs, and the number of release
 class Noising(eqx.Module):
     """Adds independent noise at each release of a leaf, in units of the largest change by one example.
 
-    The noise depends on the context's key alone, so all engines draw the same. Adding it twice has no further effect.
+    The noise depends on the context's key alone, so all engines draw the same. A program that already has noise gets
+    no second noise.
     """
 
     mechanism: Mechanism

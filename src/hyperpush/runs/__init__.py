@@ -1,1 +1,1 @@
-"""Run folders: their content, and how to write, resume and read them."""
+"""Write, resume and read the folders of runs."""

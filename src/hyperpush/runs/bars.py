@@ -87,7 +87,7 @@ class Bars(Hook):
                 self.remove()
 
     def remove(self) -> None:
-        """Remove all bars."""
+        """Remove all progress bars from the terminal."""
         for left in self.rich.task_ids:
             self.rich.remove_task(left)
         with suppress(OSError):  # the terminal was closed

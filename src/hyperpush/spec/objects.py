@@ -101,7 +101,7 @@ class Spec:
 
 
 def read(values: Mapping[str, Any]) -> Spec:
-    """Read the objects that the tables of a file describe.
+    """Return the `Spec` with the objects that the tables of a file describe.
 
     Raises:
         InvalidInput: The file is invalid; the message names the dotted key, the given value and the allowed ones.
@@ -186,7 +186,7 @@ def read_method(table: Mapping[str, Any], field: str = "method") -> Method:
 
 
 def method_kind(name: object, field: str) -> str:
-    """Return the kind of the method with this name, or of `module:Class`."""
+    """Return the kind of a method, such as `inner` or `algorithms`; `name` is a registered name or `module:Class`."""
     known = {kind: registered(kind) for kind in METHODS}
     if isinstance(name, str) and ":" in name:
         found = find("methods", name, field)
@@ -215,7 +215,7 @@ def task_function(name: object) -> Callable[..., Any]:
 
 
 def ready_made() -> dict[str, Callable[..., Task]]:
-    """Return the functions of `hp.tasks` that generate their data from a number of clients."""
+    """Return the functions of `hp.tasks` that generate a task for a given number of clients, by name."""
     functions = {name: each for name, each in vars(tasks).items() if inspect.isfunction(each)}
     return {
         name: each
@@ -240,7 +240,7 @@ def _task_of(name: str, function: Callable[..., Any], options: Mapping[str, Any]
 
 
 def _verb(table: object, method: Method) -> tuple[str, dict[str, Any]]:
-    """Return the verb for the method, and its options."""
+    """Return the name of the verb to run with this method, and the options of the table `[verb]`."""
     if not isinstance(table, Mapping | None):
         raise InvalidInput("verb", table, f"one of {', '.join(VERBS)}, or a table with a name and options")
     kinds = {InnerSolver: ("train",), HypergradientEstimator: ("hypergradient", "influence")}

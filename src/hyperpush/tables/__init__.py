@@ -1,4 +1,4 @@
-"""Tables of several parties: read them, make a task of them, or fit one linear model."""
+"""Tables of several parties: read them, make a task from them, or fit one linear model to them."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Fit one linear model for all parties and predict on raw rows."""
+"""Fit one linear model to the records of all parties, and predict labels of raw rows."""
 
 import warnings
 from dataclasses import dataclass
@@ -33,15 +33,16 @@ RATES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  # candidates for the L2 rate
 
 @dataclass(frozen=True, repr=False)
 class LinearModel(Pictured):
-    """A linear model of all parties' records, which takes raw rows.
+    """A linear model fitted to all parties' records, which predicts labels of raw rows.
 
     Attributes:
         schema: The columns that rows must have.
-        scaling: Shared means and deviations.
-        params: One row per class but one, or one row, in units of scaled features; the intercept is last.
+        scaling: Means and deviations by which the model scales rows.
+        params: Coefficients of the scaled features, the intercept last. With k > 2 classes there are k − 1 rows, else
+            there is one row.
         l2: The rate of the penalty.
         status: The status of the training.
-        costs: Messages and computations of each party, the choice of L2 included.
+        costs: Messages and computations of each party, including those for choosing the L2 rate.
 
     Example:
         >>> import numpy as np
@@ -62,9 +63,10 @@ class LinearModel(Pictured):
     costs: Costs
 
     def predict(self, rows: Any) -> np.ndarray:
-        """Return the class, or the number, of each raw row: a file, data frame, dict of columns, or matrix.
+        """Return the predicted class, or the predicted number, of each raw row.
 
-        A missing value counts as the mean; a Python warning names columns that had none in training.
+        `rows` is a file, data frame, dict of columns, or matrix. A missing value counts as the mean. A Python warning
+        names columns with missing values that had none in training.
         """
         scores = self._scores(self._read(rows, None))
         if self.schema.kind == "numbers":
@@ -78,11 +80,11 @@ class LinearModel(Pictured):
         return probabilities(self._scores(self._read(rows, None)))
 
     def score(self, rows: Any, labels: Any = None) -> float:
-        """Return the share of right classes, or R² for numbers, on raw rows.
+        """Return the share of correctly predicted classes, or R² for numbers, on raw rows.
 
         Args:
-            rows: As for `predict`.
-            labels: One label per row; None if the rows have a column with it.
+            rows: Raw rows in a form that `predict` takes.
+            labels: One label per row; None if the rows have a column with the labels.
         """
         table = self._read(rows, labels)
         truth, scores = self.schema.encode_labels(table), self._scores(table)
@@ -114,7 +116,7 @@ class LinearModel(Pictured):
         return inputs @ self.params[:, :-1].T + self.params[:, -1]
 
     def _note_gaps(self, encoded: np.ndarray) -> None:
-        """Warn of missing values in columns without any in training: they count as the mean."""
+        """Warn of missing values, which count as the mean, in columns that had none in training."""
         places = {name: place for place, name in enumerate(self.schema.features)}
         found = {
             column.name: int(np.isnan(encoded[:, places[column.features[0]]]).sum())
@@ -160,14 +162,14 @@ def fit(
 ) -> LinearModel:
     """Fit one linear model to all parties' records: logistic, softmax or least squares, with an L2 penalty.
 
-    Every record counts alike, and the result is that of the pooled table, though no rows are pooled.
+    Every record has the same weight. The result is the same as with one pooled table, although no rows are pooled.
 
     Args:
         tables: The result of `hp.tables.read`.
         network: The links among the parties. None: `hp.networks.Exponential` over the parties.
         key: An integer or a JAX key; it determines the split that chooses L2, and random links.
-        l2: The rate of the penalty ½·l2·‖w‖², above 0. None: the best of 1e-4, 1e-3, 0.01, 0.1 and 1 on a quarter of
-            the records, before the fit on all of them.
+        l2: The rate of the penalty ½·l2·‖w‖², above 0. None takes the best of 1e-4, 1e-3, 0.01, 0.1 and 1 on a quarter
+            of the records. The model is then fitted to all records.
         engine: The engine that hosts the parties.
 
     Returns:
@@ -202,7 +204,10 @@ def fit(
 
 
 def _choose_rate(tables: Tables, network: Network, options: dict[str, Any]) -> tuple[float, Costs]:
-    """Return the L2 rate with the least loss on a quarter of the records; all rates are trained side by side."""
+    """Return the L2 rate with the least loss on a quarter of the records, and the costs of finding it.
+
+    The models of all rates are trained together, in one run.
+    """
     sets = split_rows(tables, (0.75, 0.25, 0.0), options["key"])
     task = make_task(tables, sets, network, l2=RATES[0], **options)
     if names := left_out(tables, task.scaling):

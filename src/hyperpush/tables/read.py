@@ -19,21 +19,23 @@ from hyperpush.tables.schema import Kind, Schema, make_schema
 from hyperpush.tables.source import FORMS, Table, as_text, read_all, unread
 from hyperpush.tables.task import TableTask, left_out, make_task, split_rows
 
-FAR = 10.0  # ranges of all other values: a value this far away is doubtful
+FAR = 10.0  # a value is doubtful if its distance from all others is larger than this multiple of their range
 SHOWN = 6  # number of names in a line
 
 
 @dataclass(frozen=True, repr=False)
 class Tables:
-    """All parties' records as matrices with shared columns. Nothing is scaled or split; `task` does both.
+    """All parties' records as matrices with shared columns.
+
+    Nothing is scaled or split; `task` does both.
 
     Attributes:
-        names: The parties.
-        schema: Columns, label and classes.
+        names: The names of the parties.
+        schema: The columns, label and classes that all tables share.
         inputs: Each party's features, [records, features], NaN where a value is missing.
-        labels: Each party's labels: numbers of classes, or numbers.
-        sources: Each party's file, or its name.
-        lines: The line of each record in its party's file; without a file the row, from 0.
+        labels: Each party's labels: the number of each record's class, or the numeric labels.
+        sources: Each party's file; without a file, the party's name.
+        lines: The line of each record in its party's file; without a file, the number of the row from 0.
         warnings: Reasons for caution, one sentence each.
 
     Example:
@@ -67,7 +69,11 @@ class Tables:
         return np.stack([np.bincount(own, minlength=size) / len(own) for own in self.labels])
 
     def take(self, rows: Sequence[np.ndarray]) -> "Tables":
-        """Return some records of each party, in the same columns, such as all but held-out ones."""
+        """Return tables with only these records of each party, such as all except held-out records.
+
+        Args:
+            rows: The numbers of each party's records.
+        """
         picked: dict[str, Any] = {
             name: tuple(own[each] for own, each in zip(getattr(self, name), rows, strict=True))
             for name in ("inputs", "labels", "lines")
@@ -86,18 +92,19 @@ class Tables:
         weights: str = "examples",
         engine: Engine = Simulate(),
     ) -> TableTask:
-        """Split and scale the records and return a task: a linear head with an L2 rate.
+        """Split and scale the records, and return the task of a linear model whose hypers are L2 rates.
 
-        Records are split by seed with equal class shares. Means and deviations of the training rows are averaged over
-        the network; no rows are pooled. The task's hypers are the logarithms of the L2 rates.
+        The key decides the split, in which all data sets have about equal class shares. Means and deviations of the
+        training rows are averaged over the network; no rows are pooled. The task's hypers are the logarithms of the L2
+        rates.
 
         Args:
             network: The links among the parties, one client per party.
             key: An integer or a JAX key; it determines the split and random links.
-            head: `"softmax"` for classes, `"regression"` for numbers. None: the head of the label's kind.
-            l2: The rate of the penalty ½·l2·‖w‖² beside the mean loss, above 0; features have deviation 1.
-            split: Shares of training, validation and test records; the first two above 0. They sum to 1.
-            weights: `"examples"`: every record counts alike. `"parties"`: every party counts alike.
+            head: `"softmax"` for classes, `"regression"` for numbers. None: the head for the label's kind.
+            l2: The rate of the penalty ½·l2·‖w‖², which is added to the mean loss, above 0. Features have deviation 1.
+            split: Shares of training, validation and test records, which sum to 1; the first two are above 0.
+            weights: `"examples"`: all records have equal weight. `"parties"`: all parties have equal weight.
             engine: The engine that hosts the parties.
 
         Returns:
@@ -153,16 +160,18 @@ def read(
 ) -> Tables:
     """Read the tables of several parties, match their columns by name, and report their content.
 
-    A column with at least one text value in ten is a category: one feature per value. Columns with less text are
-    refused. Missing values get the shared mean, and one more feature is 1 where a value was missing.
+    A column becomes a category, with one feature per value, if at least a tenth of its values are text. A column with
+    fewer text values raises an error that names the first one. Missing values get the shared mean, and one more feature
+    is 1 where a value was missing.
 
     Args:
-        given: A folder with one CSV or NPZ file per party, one file with a column that names the party, or a dict:
-            party to file, data frame or arrays (X, y). CSV files need the extra `tables`.
-        label: The column to predict. Arrays get this name for their y.
+        given: A folder with one CSV or NPZ file per party; one file or data frame with a column that names the party;
+            or a dict from party to file, data frame or arrays (X, y). CSV files need the extra `tables`.
+        label: The name of the column to predict. For arrays (X, y), it is the name of y.
         party: The column that names the party, for one file or frame; None otherwise.
-        kind: `"classes"` or `"numbers"`. None: text, or at most 10 different whole numbers, are classes.
-        categories: Number columns that stand for categories.
+        kind: Kind of the label, `"classes"` or `"numbers"`. None: text, or at most 10 different whole numbers, are
+            classes.
+        categories: Names of columns whose numbers stand for categories.
 
     Returns:
         The `Tables`; `print` shows columns, parties, counts and warnings.
@@ -204,7 +213,7 @@ def read(
 
 
 def _drop_unlabeled(tables: Sequence[Table], label: str) -> tuple[list[Table], list[str]]:
-    """Return the rows with a label, and the number of rows without."""
+    """Return the tables without rows that lack a label, and warnings with the number of such rows."""
     found, said = [], []
     for table in tables:
         has = np.array([each is not None for each in as_text(table.columns[label])])
@@ -217,7 +226,7 @@ def _drop_unlabeled(tables: Sequence[Table], label: str) -> tuple[list[Table], l
 
 
 def _look(tables: Tables) -> list[str]:
-    """Return warnings on constant columns, missing and far values, like names, and parties that lack a class."""
+    """Return warnings on constant columns, missing values, outliers, similar names, and parties that lack a class."""
     pooled, said = np.concatenate(tables.inputs), []
     constant = [name for name, same in zip(tables.schema.features, constant_features(pooled), strict=True) if same]
     if constant:
@@ -240,7 +249,7 @@ def _percent(share: float) -> str:
 
 
 def _far_values(tables: Tables) -> list[str]:
-    """Return a warning for each number that lies far from all others of its column, such as a code for missing."""
+    """Return a warning for each number far from all others of its column, such as a code for missing values."""
     places = {each.name: tables.schema.features.index(each.name) for each in tables.schema.columns if not each.values}
     numbers: dict[str, Sequence[np.ndarray]]
     numbers = {name: [own[:, place] for own in tables.inputs] for name, place in places.items()}
@@ -262,9 +271,10 @@ def _far_values(tables: Tables) -> list[str]:
 
 
 def far_ends(values: np.ndarray) -> list[tuple[float, float, float]]:
-    """Return values at an end that lie far from the next one, each with the range of the others.
+    """Return the lowest or highest values that are far from the next value, as (value, lowest, highest of the others).
 
-    Far is `FAR` times the range of the others. At least three different values must be left.
+    A value is far if its distance exceeds `FAR` times the range of the others. At least three different values must be
+    left.
     """
     found, rest = [], np.unique(values[~np.isnan(values)])
     while len(rest) > 3:
@@ -304,5 +314,5 @@ def _apart(tables: Tables) -> list[str]:
 
 
 def _few(names: Sequence[str]) -> str:
-    """Return names, the first ones if there are many."""
+    """Return names as one text; of many names, the first ones and the number of others."""
     return ", ".join(names) if len(names) <= SHOWN else f"{', '.join(names[:SHOWN])} and {len(names) - SHOWN} more"

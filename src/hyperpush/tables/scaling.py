@@ -1,4 +1,4 @@
-"""Features of mean 0 and deviation 1 by means that the parties compute together: no rows are pooled."""
+"""Scale features to mean 0 and deviation 1, by averages that the parties compute together; no rows are pooled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from hyperpush.networks import Network
 from hyperpush.verbs.average import average
 from hyperpush.verbs.costs import Costs
 
-CONSTANT = 1e-10  # share of the mean: a smaller deviation is rounding
+CONSTANT = 1e-10  # a feature whose deviation is below this share of its mean counts as constant
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Shared means and deviations, and their costs.
+    """Means and deviations that all parties share, and the costs of computing them.
 
     Attributes:
         mean: The mean of each feature over the training rows in which it is present.
-        deviation: The deviation of each feature, with missing values at the mean; 0 for constant features.
+        deviation: The deviation of each feature, where missing values count as the mean; 0 for constant features.
         label: Mean and deviation of the label; (0, 1) for classes.
         rows: Number of training rows of all parties.
         costs: Costs of the averages.
@@ -37,7 +37,7 @@ class Scaling:
 
     @property
     def kept(self) -> np.ndarray:
-        """True for features that are used: all that are not constant."""
+        """True for each feature that is used: all features that are not constant."""
         return self.deviation > 0
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Columns of all parties as one matrix: numbers, categories, missing values, and labels as classes or numbers."""
+"""Turn columns into a matrix of features that is the same for all parties, and labels into classes or numbers."""
 
 import re
 from collections import Counter
@@ -15,17 +15,18 @@ Kind = Literal["classes", "numbers"]
 MOST_VALUES = 50  # most values of a category, and most classes of a label
 MOST_CLASSES = 10  # number of different whole numbers up to which a label is taken as classes
 TEXT = 0.1  # share of text values from which a column is a category
-SEPARATED = re.compile(r"[-+]?[0-9]{1,3}([.,'’ \u00a0\u202f]?[0-9]{3})*([.,][0-9]+)?")  # such as 1,200 and 0,5
+# Numbers with separators, such as 1,200 and 0,5
+SEPARATED = re.compile(r"[-+]?[0-9]{1,3}([.,'’ \u00a0\u202f]?[0-9]{3})*([.,][0-9]+)?")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the files, and the features made of it.
+    """A column of the files, and the features that it becomes.
 
     Attributes:
         name: The column's name.
-        values: The sorted values of a category, one feature each; empty for numbers.
-        missing: True if some party misses values: one more feature is 1 where they are missing.
+        values: The sorted values of a category, which become one feature each; empty for numbers.
+        missing: True if values are missing at any party. Then one more feature is 1 where a value is missing.
     """
 
     name: str
@@ -34,12 +35,12 @@ class Column:
 
     @property
     def features(self) -> list[str]:
-        """Names of its features."""
+        """Names of the features that the column becomes."""
         found = [f"{self.name}={value}" for value in self.values] or [self.name]
         return [*found, f"{self.name} is missing"] if self.missing else found
 
     def encode(self, table: Table) -> np.ndarray:
-        """Return its features for all rows of a table, [rows, features]; NaN where a value is missing."""
+        """Return the column's features for all rows of a table, [rows, features]; NaN where a value is missing."""
         own = table.columns[self.name]
         made = self._encode_category(table) if self.values else numbers_of(table, self.name)[:, None]
         if not self.missing:
@@ -82,12 +83,12 @@ class Schema:
         return tuple(name for column in self.columns for name in column.features)
 
     def encode(self, table: Table) -> np.ndarray:
-        """Return the features of all rows of a table; refuse tables with other columns."""
+        """Return the features of all rows of a table; raise `InvalidInput` for a table with other columns."""
         check_columns(table, [column.name for column in self.columns], self.label)
         return np.concatenate([column.encode(table) for column in self.columns], axis=1)
 
     def encode_labels(self, table: Table) -> np.ndarray:
-        """Return the number of each row's class, or the label itself."""
+        """Return the number of each row's class, or the numeric label."""
         if self.label not in table.columns:
             raise InvalidInput("labels", None, f"one label per row, or a column {self.label!r}")
         if self.kind == "numbers":
@@ -101,7 +102,7 @@ class Schema:
 
 
 def make_schema(tables: Sequence[Table], label: str, kind: Kind | None, categories: Sequence[str]) -> Schema:
-    """Return the schema of all parties' tables; refuse unusable values by file, line and column."""
+    """Return the schema of all parties' tables; errors name the file, line and column of an unusable value."""
     for table in tables:
         if label not in table.columns:
             raise InvalidInput(f"{table.source}, label", label, f"one of its columns: {', '.join(table.columns)}")
@@ -118,7 +119,7 @@ def make_schema(tables: Sequence[Table], label: str, kind: Kind | None, categori
 
 
 def check_columns(table: Table, names: Sequence[str], label: str, like: str = "the other tables") -> None:
-    """Refuse a table that lacks a column or has an additional one."""
+    """Raise `InvalidInput` for a table that lacks a column or has an additional one."""
     for name in names:
         if name not in table.columns:
             raise InvalidInput(f"{table.source}, column {name!r}", "missing", f"the columns of {like}")
@@ -128,7 +129,7 @@ def check_columns(table: Table, names: Sequence[str], label: str, like: str = "t
 
 
 def numbers_of(table: Table, name: str) -> np.ndarray:
-    """Return a column as numbers, NaN where a value is missing; refuse text and infinity."""
+    """Return a column as numbers, NaN where a value is missing; raise `InvalidInput` for text and infinity."""
     own = table.columns[name]
     if own.dtype != object:
         made = own
@@ -190,7 +191,7 @@ def _label(tables: Sequence[Table], label: str, kind: Kind | None) -> tuple[Kind
 
 
 def _refuse_separators(tables: Sequence[Table], name: str, otherwise: str) -> None:
-    """Refuse a column of text in which all values are numbers, some with a decimal comma or thousands separators."""
+    """Raise `InvalidInput` if all text values of a column are numbers with decimal commas or thousands separators."""
     found = [(table, row, value) for table in tables for row, value in enumerate(as_text(table.columns[name])) if value]
     text = [each for each in found if as_number(each[2]) is None]
     if text and all(SEPARATED.fullmatch(value) for _, _, value in text):
@@ -210,8 +211,8 @@ def _order(value: str) -> tuple[bool, float, str]:
 
 
 def _plain(value: str) -> Any:
-    """Return a class as it was given: whole numbers as numbers."""
+    """Return a class as a number if its text is a number in its usual form, else as text."""
     number = as_number(value)
     if number is None or as_text([number]) != [value]:
-        return value  # such as 01
+        return value  # such as "01", which stays text
     return int(number) if number.is_integer() else number

@@ -1,4 +1,4 @@
-"""Raw tables of parties: from CSV and NPZ files, data frames and arrays, each value with the place it came from."""
+"""Read raw tables of parties from CSV and NPZ files, data frames and arrays, with the origin of each row."""
 
 import csv
 import re
@@ -16,7 +16,7 @@ from hyperpush.base.errors import InvalidInput
 
 FORMS = "a folder or file (CSV, NPZ), or {name: file, data frame or (X, y)}"
 FILES = (".csv", ".npz")
-PAGES = (".html", ".json", ".toml", ".md")  # files beside the tables that hold no records
+PAGES = (".html", ".json", ".toml", ".md")  # files without records, which may be in a folder of tables
 PLAIN = re.compile(r"[-+]?(0|[1-9][0-9]*)([.][0-9]*)?")  # a number that is written as usual; 01 is not
 EXACT = 2**53  # larger whole numbers are not exact as floats
 Values = np.ndarray  # floats with NaN, or objects: text, numbers, None
@@ -24,13 +24,14 @@ Values = np.ndarray  # floats with NaN, or objects: text, numbers, None
 
 @dataclass(frozen=True)
 class Table:
-    """One party's rows, unchanged.
+    """One party's rows with unchanged values.
 
     Attributes:
-        name: The party.
-        source: The file, or the party without a file; errors name it.
-        columns: By name, one value per row: floats with NaN, or objects with None where a value is missing.
-        lines: The line of each row in the file; without a file the number of the row, from 0.
+        name: The party's name.
+        source: The file that errors name; without a file, the party's name.
+        columns: The values of each column by name, one per row. They are floats with NaN, or objects with None, where a
+            value is missing.
+        lines: The line of each row in the file; without a file, the number of the row from 0.
     """
 
     name: str
@@ -42,18 +43,18 @@ class Table:
         return len(self.lines)
 
     def place(self, row: int, column: str | None = None) -> str:
-        """Return the place of a row or value, in words."""
+        """Return the file, the line and the column of a row or value, for messages."""
         unit = "line" if Path(self.source).suffix.lower() == ".csv" else "row"
         found = f"{self.source}, {unit} {self.lines[row]}"
         return found if column is None else f"{found}, column {column!r}"
 
     def take(self, rows: np.ndarray) -> "Table":
-        """Return some of the rows."""
+        """Return the table with only these rows."""
         return Table(self.name, self.source, {name: own[rows] for name, own in self.columns.items()}, self.lines[rows])
 
 
 def read_all(given: Any, label: str, party: str | None) -> list[Table]:
-    """Return the tables of all parties, in the order given; files of a folder by name."""
+    """Return the tables of all parties in the given order; files of a folder are ordered by name."""
     if isinstance(given, str | Path):
         return _read_path(Path(given), label, party)
     if isinstance(given, Mapping) and given:
@@ -97,7 +98,7 @@ def _read_path(path: Path, label: str, party: str | None) -> list[Table]:
 
 
 def _by_party(table: Table, party: str) -> list[Table]:
-    """Return one table per value of a column."""
+    """Split a table into one table per party, which the column `party` names."""
     if party not in table.columns:
         raise InvalidInput("party", party, f"a column of {table.source}: {', '.join(table.columns)}")
     names = as_text(table.columns[party])
@@ -120,14 +121,14 @@ def unread(given: Any) -> list[str]:
 
 
 def _refuse_repeats(place: str, names: Sequence[str], allowed: str) -> None:
-    """Refuse names of parties or columns that occur twice."""
+    """Raise `InvalidInput` if a name of a party or column occurs twice."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InvalidInput(place, f"{twice[0]!r} twice", f"each name once, as the name of {allowed}")
 
 
 def _from_csv(name: str, path: Path) -> Table:
-    """Return every field as text; pandas decides which values are missing."""
+    """Return the table of a CSV file, with every field as text; pandas decides which values are missing."""
     pandas = require("pandas", "tables")
     header, lines = _check_fields(path)
     try:
@@ -146,9 +147,9 @@ def _unreadable(path: Path, error: Exception) -> InvalidInput:
 
 
 def _check_fields(path: Path) -> tuple[list[str], np.ndarray]:
-    """Return the header, and the line of each row; refuse rows with more or fewer fields, by line.
+    """Return the header, and the line of each row; raise `InvalidInput` for rows with more or fewer fields.
 
-    pandas would shift the columns of longer rows, and fill shorter ones.
+    Without this check, pandas would shift the columns of longer rows, and fill shorter rows.
     """
     lines: list[int] = []
     try:
@@ -234,7 +235,7 @@ def _column(values: Any) -> Values:
     if array.dtype.kind in "fb" or (array.dtype.kind in "iu" and np.all(np.abs(array.astype(float)) < EXACT)):
         return array.astype(np.float64)
     array = array.astype(object)
-    # Missing values of pandas and NumPy differ from themselves, or cannot be compared.
+    # Missing values of pandas and NumPy are not equal to themselves, or cannot be compared.
     return np.array([None if _is_missing(each) else each for each in array] or [None], object)[: len(array)]
 
 
@@ -248,12 +249,12 @@ def _is_missing(value: Any) -> bool:
 
 
 def as_text(values: Values | Iterable[Any]) -> list[str | None]:
-    """Return values as text: 1 for 1.0, 01 as it is, None where a value is missing."""
+    """Return values as text: "1" for 1.0, "01" unchanged, None where a value is missing."""
     return [_text(each) for each in values]
 
 
 def tidy(name: str) -> str:
-    """Return a name or text without spaces around it, and with accents coded in the usual one of two ways."""
+    """Return a name or text without surrounding spaces, and with accents in their composed form (Unicode NFC)."""
     return unicodedata.normalize("NFC", name.strip())
 
 

@@ -1,4 +1,4 @@
-"""Records dealt into sets by seed, so that every set has about the same share of each class."""
+"""Assign records to sets at random, so that every set has about the same share of each class."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def deal(labels: np.ndarray, shares: Sequence[float], generator: np.random.Generator) -> np.ndarray:
-    """Return the set of each record: set k gets `shares[k]` of the records, and about as much of each label.
+    """Return the number of each record's set: set k gets the share `shares[k]` of all records and of each class.
 
-    Labels that are numbers are dealt by size, so that every set has small and large ones.
+    Records with numeric labels are assigned in the order of their labels, so that every set has small and large ones.
 
     Args:
         labels: One label per record.

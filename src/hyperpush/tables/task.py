@@ -1,4 +1,4 @@
-"""A task made of tables: split and scaled, a linear head, and an L2 rate as hyper."""
+"""Make a task from tables: split and scaled records, a linear model, and its L2 rate as the hyper."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +23,11 @@ HEADS = {"softmax": "classes", "regression": "numbers"}
 
 
 class TableTask(Task):
-    """A task of tables; `scaling` turns raw rows into its inputs.
+    """A task made from tables, with the `scaling` that turns features of raw rows into inputs of its model.
 
     Args:
-        scaling: Shared means and deviations.
-        given: Further arguments, as for `Task`.
+        scaling: Means and deviations that all parties share.
+        given: The arguments of `Task`.
     """
 
     def __init__(self, *, scaling: Scaling, given: dict[str, Any]):
@@ -36,7 +36,7 @@ class TableTask(Task):
 
 
 class RecordLoss(eqx.Module):
-    """The head's loss of each record, times the weight of the record."""
+    """Cost of a `TableTask`: the linear model's loss of each record, times the weight of the record."""
 
     head: LinearHead
 
@@ -46,7 +46,7 @@ class RecordLoss(eqx.Module):
 
 
 class Rate(eqx.Module):
-    """The head's penalty at the L2 rate exp(hyper)."""
+    """Penalty of a `TableTask`: the linear model's penalty at the L2 rate exp(hyper)."""
 
     head: LinearHead
 
@@ -55,7 +55,7 @@ class Rate(eqx.Module):
 
 
 def split_rows(tables: Any, split: Sequence[float], key: Any) -> list[dict[str, np.ndarray]]:
-    """Return each party's rows by data set."""
+    """Return the numbers of each party's rows by data set, for a split with these shares."""
     shares = list(split) if isinstance(split, Sequence) and not isinstance(split, str) else []
     numbers = all(isinstance(each, int | float) and each >= 0 for each in shares)
     if len(shares) != 3 or not numbers or min(shares[:2]) <= 0 or abs(sum(shares) - 1) > 1e-6:
@@ -71,7 +71,7 @@ def split_rows(tables: Any, split: Sequence[float], key: Any) -> list[dict[str, 
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """Return NumPy's generator for a key."""
+    """Return the NumPy generator that a JAX key or an integer seeds."""
     return np.random.default_rng(np.asarray(jax.random.key_data(check_key(key))).tolist())
 
 
@@ -86,7 +86,7 @@ def make_task(
     weights: str,
     engine: Any,
 ) -> TableTask:
-    """Return the task of these rows by party and data set."""
+    """Return the task of tables whose rows are split into `sets`, by party and data set; see `Tables.task`."""
     _check(tables, network, head, weights)
     check_positive("l2", l2)
     inputs = [own[rows["train"]] for own, rows in zip(tables.inputs, sets, strict=True)]

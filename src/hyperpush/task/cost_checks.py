@@ -1,4 +1,4 @@
-"""Checks of one client's costs by their shapes: they find uses and results, and refuse misfits by name."""
+"""Check one client's costs from shapes: find what costs depend on, and name those that do not fit the task."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,14 +16,14 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, full_batch
 from hyperpush.task.problem import Cost, JointCost, ModelLoss, Penalty, Problem
 
-APART = 1e-3  # relative difference of a loss that is larger than rounding in float32
+APART = 1e-3  # relative difference of losses above which it cannot be rounding in float32
 
 
 class Uses(NamedTuple):
     """Dependence of a cost on params and hypers, and the form of its result."""
 
     params: bool
-    leaves: tuple[bool, ...]  # by leaf of the hypers
+    leaves: tuple[bool, ...]  # for each leaf of the hypers, True if the cost depends on it
     scalar: bool  # True for one scalar, False for one loss per example
 
     @property
@@ -45,7 +45,7 @@ def as_cost(field: str, given: Any) -> Any:
 
 
 def check_function(field: str, given: Any, optional: bool = True) -> Any:
-    """Return a task's cost or penalty; raise InvalidInput unless it is a function."""
+    """Return a task's cost or penalty unchanged; raise `InvalidInput` unless it is a function."""
     if (given is None and optional) or (callable(given) and not isinstance(given, type)):
         return given
     wanted = "(params, hyper)" if "penalty" in field else "(params, hyper, batch)"
@@ -55,9 +55,9 @@ def check_function(field: str, given: Any, optional: bool = True) -> Any:
 def check_cost(
     field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, examples: PyTree, metric: bool = False
 ) -> Uses:
-    """Find the uses of a cost from shapes; refuse a cost that fails or returns something else.
+    """Find from shapes what a cost depends on; raise `InvalidInput` if it fails or its result has a wrong form.
 
-    A metric may return whole numbers and truth values, too.
+    A metric may also return whole numbers and truth values.
     """
 
     def value(params: PyTree, hyper: PyTree, data: PyTree) -> Any:
@@ -85,11 +85,11 @@ def check_cost(
 
 
 def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, data: Ragged) -> None:
-    """Refuse a cost whose loss of one example depends on the others, if clients own different numbers of them.
+    """Raise `InvalidInput` if the loss of one example depends on other examples of its batch.
 
-    Such a cost, for example with the mean of a batch in it, would count padding as examples. The check computes it
-    once, for three examples of the largest client and for copies of the first one. It moves params before, as many
-    costs are flat at the start.
+    Such a cost, for example one that uses the mean of a batch, would count padding as examples if clients own different
+    numbers of them. The check compares the loss of the largest client's first example in two batches: with two other
+    examples, and with copies of itself. It moves the params first, because many costs are flat at the start.
     """
     counts = np.asarray(data.counts)
     client = int(np.argmax(counts))
@@ -98,7 +98,7 @@ def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: 
     some = np.array([0, counts[client] // 2, counts[client] - 1])
     own = jax.tree.map(lambda leaf: leaf[client], (params, hyper))
     batches = [jax.tree.map(lambda leaf, order=order: leaf[client][order], data.examples) for order in (some, 0 * some)]
-    bare = replace(problem, penalty=None, outer_penalty=None)  # another penalty compiles nothing
+    bare = replace(problem, penalty=None, outer_penalty=None)  # without penalties, the check is compiled once
     together, alone = (float(each) for each in _first_losses(cost, bare, *own, *batches))
     if np.isfinite([together, alone]).all() and abs(together - alone) > APART * max(abs(together), abs(alone)):
         given = "a cost whose loss of one example depends on the other examples of its batch"
@@ -108,7 +108,7 @@ def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: 
 
 @eqx.filter_jit
 def _first_losses(cost: Cost, problem: Problem, params: PyTree, hyper: PyTree, one: PyTree, other: PyTree) -> Any:
-    """Return the loss of the first example in two batches."""
+    """Return the loss of the first example of each of two batches, at randomly moved params."""
     vector, back = ravel_pytree(params)
     moved = back(vector + 0.1 * jax.random.normal(jax.random.key(0), vector.shape, vector.dtype))
     return [problem._losses(cost, moved, hyper, batch)[0] for batch in (one, other)]
@@ -118,7 +118,7 @@ def find_hypers(problem: Problem, params: PyTree, hyper: PyTree, data: Data) -> 
     """Return the names of the costs and penalties that contain the hypers, from one client's shapes.
 
     Raises:
-        InvalidInput: One of them does not fit the params, the hypers, the data, or a private task.
+        InvalidInput: A cost or penalty does not fit the params, the hypers, the data, or a private task.
     """
     found = []
     if isinstance(problem.outer, JointCost):
@@ -144,7 +144,11 @@ def _costs(problem: Problem, data: Data) -> Iterator[tuple[str, Cost, PyTree]]:
 
 
 def _check_uses(name: str, problem: Problem, uses: Uses) -> None:
-    """Refuse a cost that ignores its params, is one scalar on a private task, or uses other examples' hypers."""
+    """Raise `InvalidInput` for a cost whose dependence on params and hypers does not fit the task.
+
+    A cost must use its params, and return one loss per example on a private task. An outer cost on other data than
+    `train` must not use hypers of training examples.
+    """
     if not uses.params and (name == "inner" or not uses.hyper):
         allowed = "a function that depends on its first argument, the params"
         raise InvalidInput(f"task.{name}", "a cost that ignores its params", allowed)
@@ -160,7 +164,10 @@ def _check_uses(name: str, problem: Problem, uses: Uses) -> None:
 def _uses_hyper(
     field: str, problem: Problem, function: Penalty, params: PyTree, hyper: PyTree, dimensions: Literal[0, 1]
 ) -> bool:
-    """True if a function of (params, hyper) uses its hyper; refuse errors and results of other `dimensions`."""
+    """Return True if a function of (params, hyper) depends on its hyper.
+
+    Raise `InvalidInput` if the function fails, or if its result does not have this number of dimensions.
+    """
 
     def value(params: PyTree, hyper: PyTree) -> Any:
         return function(problem.whole(params), hyper)

@@ -1,4 +1,4 @@
-"""Releases of a private task: means over clipped examples, with noise that hides each single one."""
+"""The problem of a private task, whose gradients and products are means over clipped examples with noise."""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,9 +30,9 @@ from hyperpush.task.problem import Bounds, Cost, Penalty, Problem
 class Noise(Configured):
     """Noise and bounds of a client's releases; `hp.Task.private` makes it, and explains its options.
 
-    A release is the mean of N examples' parts of norm at most C, plus noise of scale `mechanism`·Δ. One example changes
-    the mean by at most Δ = 2C/N (ℓ1, for Laplace noise: √dim·2C/N). The cost is 1/`mechanism`, for any C, N and
-    dimension.
+    A release is a mean of parts of N examples, each of norm at most C, plus noise. The noise has the scale σΔ, where σ
+    is the scale of `mechanism`. Δ is the largest change of the mean by one example: 2C/N, or √dim·2C/N in the ℓ1 norm
+    for Laplace noise. So a release costs 1/σ, for any C, N and dimension.
     """
 
     assumes: ClassVar[str] = ASSUMPTION
@@ -48,7 +48,7 @@ class Noise(Configured):
         return "task.private"
 
     def times(self, factor: float) -> "Noise":
-        """Return the same with `factor` times the noise."""
+        """Return the same bounds with `factor` times the noise."""
         return replace(self, mechanism=self.mechanism.times(factor))
 
 
@@ -56,11 +56,12 @@ class PrivateProblem(Problem):
     """A problem in which each gradient or product is one release: a mean of clipped examples, which gets noise.
 
     Every example's part is scaled to a norm of at most `noise.clip` for gradients, `noise.curvature`·‖v‖ for Hessian
-    products and `noise.coupling`·‖v‖ for Jacobian products. Of `outer_gradients`, (∂_x F, ∂_λ F) count as one vector.
-    Penalties do not depend on examples: they are added afterwards, neither clipped nor noised. `protect` adds the noise
-    to a program of this problem; a program without it does not run.
+    products and `noise.coupling`·‖v‖ for Jacobian products. (∂_x F, ∂_λ F) of `outer_gradients` are clipped as one
+    vector. Penalties do not depend on examples, so they are added afterwards, neither clipped nor noised. `protect`
+    adds the noise to a program of this problem; a program without noise does not run.
 
-    The costs themselves stay. Values that a program derives from them are found in its trace and refused.
+    The costs themselves can be called. If their values reach a client's state or messages, the check of the program's
+    trace raises `InvalidInput`.
     """
 
     private: ClassVar[bool] = True
@@ -90,13 +91,13 @@ class PrivateProblem(Problem):
         return self.noise.hypers == "per example"
 
     def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
-        """∂_x f, released."""
+        """Return a release of the inner gradient ∂_x f."""
         part = partial(_of_rows, self.examples.inner_gradient)
         released = self._release("gradients", "train", part, (params, hyper), batch, self.noise.clip)
         return self._plus(released, self.penalty, lambda penalty: jax.grad(penalty)(params, hyper))
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """(∂_x F, ∂_λ F), one release; of ∂_x F alone where F does not use the hypers."""
+        """Return (∂_x F, ∂_λ F) as one release, of ∂_x F alone if F does not use the hypers."""
         direct = _uses_hyper(self.examples.outer_cost, params, hyper, batch)
         if direct and self._hypers_are_own:
             allowed = "'shared': the outer cost uses the hypers"
@@ -113,7 +114,10 @@ class PrivateProblem(Problem):
     def watch(
         self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree, on: str, bounds: Bounds | None = None
     ) -> Float[Array, ""]:
-        """Release a metric's mean over examples clipped to `bounds`; one example moves it by (high − low) / N."""
+        """Return a release of a metric's mean over N examples, with values clipped to `bounds` (low, high).
+
+        One example changes the mean by at most (high − low) / N.
+        """
         if bounds is None:
             return super().watch(metric, params, hyper, batch, on)  # refused by the check of flows
         middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
@@ -127,21 +131,21 @@ class PrivateProblem(Problem):
         return self._release("metrics", on, value, (params, hyper), batch, half) + middle
 
     def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
-        """(∂²_xx f · vector, ∂²_λx f · vector), two releases with separate bounds."""
+        """Return (∂²_xx f · vector, ∂²_λx f · vector) as two releases with separate bounds."""
         at = params, hyper, batch, vector
         return self.hessian_product(*at), self.jacobian_product(*at)
 
     def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """∂²_xx f · vector, released."""
+        """Return a release of the product ∂²_xx f · vector with the Hessian."""
         return self._bent(self.examples.hessian_product, params, hyper, batch, vector)
 
     def bounding_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """`noise.curvature` · vector, and the penalty's product: no data are used."""
+        """Return `noise.curvature` · vector plus the product with the penalty's Hessian, which use no data."""
         part = jax.tree.map(lambda leaf: self._bound("curvature") * leaf, vector)
         return self._plus(part, self.penalty, lambda penalty: _product(penalty, 0, params, hyper, vector))
 
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
-        """v ↦ R'ᵀ ℓ'' R' v, released for every v, with the bound of Hessian products."""
+        """Return the function v ↦ R'ᵀ ℓ'' R' v, whose every call is a release with the bound of Hessian products."""
 
         def product(params: PyTree, hyper: PyTree, rows: PyTree, vector: PyTree) -> PyTree:
             return self.examples.gauss_newton(params, hyper, rows)(vector)
@@ -149,7 +153,7 @@ class PrivateProblem(Problem):
         return lambda vector: self._bent(product, params, hyper, batch, vector)
 
     def along(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> NoReturn:
-        """Refuse a cost together with its derivatives, which releases do not cover."""
+        """Raise `InvalidInput`, because no release covers a cost together with its derivatives."""
         raise InvalidInput(
             f"task.private: {calling_line()}",
             "a cost with its first and second derivative",
@@ -157,7 +161,7 @@ class PrivateProblem(Problem):
         )
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """∂²_λx f · vector, released; without noise if all hypers are per example and stay with their owner."""
+        """Return a release of ∂²_λx f · vector, which gets no noise if all hypers belong to single examples."""
         part = partial(_of_rows, self.examples.jacobian_product)
         bound = 0.0 if self._hypers_are_own else self._bound("coupling") * optax.tree.norm(vector)
         released = self._release("jacobian_products", "train", part, (params, hyper, vector), batch, bound)
@@ -166,7 +170,7 @@ class PrivateProblem(Problem):
     def _bent(
         self, product: Callable[..., PyTree], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
     ) -> PyTree:
-        """Return a released product with a Hessian of the examples, plus the penalty's product."""
+        """Return a release of a product with the examples' Hessian, plus the product with the penalty's Hessian."""
         bound = self._bound("curvature") * optax.tree.norm(vector)
         part = partial(_of_rows, product)
         released = self._release("hessian_products", "train", part, (params, hyper, vector), batch, bound)
@@ -200,7 +204,7 @@ class PrivateProblem(Problem):
         return release_tree(mark(kind, mean, on), change, kind=kind, on=on, kept=kept)
 
     def _plus(self, released: PyTree, penalty: Penalty | None, derivative: Callable[[Penalty], PyTree]) -> PyTree:
-        """Add the penalty's part to a release."""
+        """Add the penalty's derivative, which does not depend on data, to a release."""
         if penalty is None:
             return released
         part = derivative(lambda params, hyper: penalty(self.whole(params), hyper))
@@ -217,7 +221,7 @@ def _product(penalty: Penalty, by: int, params: PyTree, hyper: PyTree, vector: P
 
 
 def _uses_hyper(cost: Callable[..., Array], params: PyTree, hyper: PyTree, batch: PyTree) -> bool:
-    """True if the trace of a cost or metric contains the hypers."""
+    """Return True if the result of a cost or metric depends on the hypers, according to its trace."""
     jaxpr = jax.make_jaxpr(cost)(params, hyper, batch).jaxpr
     _, used = dce_jaxpr(jaxpr, [True])
     first = len(jax.tree.leaves(params))
@@ -225,7 +229,7 @@ def _uses_hyper(cost: Callable[..., Array], params: PyTree, hyper: PyTree, batch
 
 
 def bounded_mean(function: Callable[[PyTree], PyTree], batch: PyTree, bound: Number) -> tuple[PyTree, Number]:
-    """Return the mean of `function` over a batch's rows, each clipped to `bound`, and Δ, its change by one row."""
+    """Return the mean of `function` over a batch's rows, each clipped to `bound`, and its largest change by one row."""
     one, rows, mask = one_by_one(function, batch)
     with without_marks():  # all rows together are one access
         mean = clipped_mean(one, rows, bound, mask)

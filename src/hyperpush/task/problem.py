@@ -1,4 +1,4 @@
-"""A method's view of one client's inner and outer cost: costs, gradients and products."""
+"""One client's inner and outer cost, with the gradients and products that methods use."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ Bounds = tuple[Any, Any]  # numbers, which may be traced
 
 
 class ModelLoss(eqx.Module):
-    """A cost in two parts: `loss(model(params, hyper, batch), batch)`. Gauss–Newton products need the parts."""
+    """A cost in two parts, `loss(model(params, hyper, batch), batch)`, which Gauss–Newton products need."""
 
     model: Callable[[PyTree, PyTree, PyTree], PyTree]
     loss: Callable[[PyTree, PyTree], Float[Array, "..."]]
@@ -43,12 +43,12 @@ class JointCost(eqx.Module):
     own: Cost | None = eqx.field(kw_only=True, default=None)
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-        """Raise InvalidInput: no client can compute it alone."""
+        """Raise `InvalidInput`, because no client can compute a joint cost alone."""
         raise InvalidInput("task.outer", f"{type(self).__name__}, a cost of all clients", "a cost of each client's own")
 
 
 class L2(eqx.Module):
-    """The penalty ½·rate·‖params‖², plus another one if given."""
+    """The penalty ½·rate·‖params‖², plus the penalty `beside` unless it is None."""
 
     rate: Any
     beside: Penalty | None = None
@@ -60,21 +60,23 @@ class L2(eqx.Module):
 
 
 class Problem(eqx.Module):
-    """min over every client's hyper λ_i of Σ_s F_s(x*, λ_s), where x* = argmin_x Σ_k f_k(x, λ_k).
+    """One client's costs in a bilevel problem, with the gradients and products that methods use.
 
-    f is the mean of the `inner` losses plus the `penalty`, F the mean of the `outer` losses plus the `outer_penalty`.
-    Methods reach data only through the gradients and products below. If `private` is True, these are clipped and get
-    noise.
+    All clients k together minimize Σ_k F_k(x*, λ_k) over their hypers λ_k, where x* = argmin_x Σ_k f_k(x, λ_k) are the
+    params. f is the mean of the `inner` losses plus the `penalty`. F is the mean of the `outer` losses plus the
+    `outer_penalty`. Methods reach data only through the gradients and products below. If `private` is True, gradients
+    and products are clipped and get noise.
 
     Args:
         inner: One client's inner cost of (params, hyper, batch): one loss per example, or a scalar.
-        outer: The same for the outer level.
-        penalty: Added to f: a scalar of (params, hyper).
-        outer_penalty: Added to F.
+        outer: One client's outer cost, in the same form.
+        penalty: A scalar function of (params, hyper), which is added to f; None: no penalty.
+        outer_penalty: A scalar function of (params, hyper), which is added to F; None: no penalty.
         fixed: Leaves of params that are not arrays of numbers, restored before user functions run.
         by_example: True for each leaf of the hypers with one number per training example.
         outer_on: The data set that the outer level fits, for counting accesses.
-        reads: A digest of the costs' code and of the values they read. Compiled code is not reused if globals change.
+        reads: A digest of the costs' code and of the values that they read. It prevents reuse of compiled code after
+            globals change.
 
     Example:
         >>> import jax.numpy as jnp
@@ -99,11 +101,11 @@ class Problem(eqx.Module):
     # ------------------------------------------------------------------ costs
 
     def inner_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-        """f."""
+        """Return the inner cost f on a batch: the mean loss, times the client's weight, plus the penalty."""
         return self._cost(self.inner, self.penalty, params, hyper, batch, weighted=True)
 
     def outer_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-        """F."""
+        """Return the outer cost F on a batch: the mean loss, times the client's weight, plus the penalty."""
         return self._cost(self.outer, self.outer_penalty, params, hyper, batch, weighted=True)
 
     def measure(self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
@@ -113,7 +115,10 @@ class Problem(eqx.Module):
     def watch(
         self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree, on: str, bounds: Bounds | None = None
     ) -> Float[Array, ""]:
-        """Return a metric's mean over a batch of the data set `on`, each value clipped to `bounds`, for choices."""
+        """Return a metric's mean over a batch of the data set `on`, for choices such as early stopping.
+
+        Each value is clipped to `bounds`, unless they are None.
+        """
         return mark("metrics", self._cost(metric, None, params, hyper, batch, bounds), on)
 
     def _losses(self, cost: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Any:
@@ -125,7 +130,7 @@ class Problem(eqx.Module):
         return cost(self.whole(params), self._hyper_of(hyper, batch), examples)
 
     def _hyper_of(self, hyper: PyTree, batch: PyTree) -> PyTree:
-        """Return the hypers for a batch; of those per example, only the ones of the batch's examples."""
+        """Return the hypers for a batch; of leaves with a number per example, only the numbers of its examples."""
         number = open_batch(batch)[2]
         if number is None or not any(self.by_example):
             return hyper
@@ -151,7 +156,7 @@ class Problem(eqx.Module):
         values = _mean(losses if bounds is None else jnp.clip(losses, *bounds), batch)
         if weighted and (weight := weight_of(batch)) is not None:
             values = weight * values
-        if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may count
+        if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may return whole numbers
             values = values.astype(jnp.zeros(()).dtype)
         return values if penalty is None else values + penalty(self.whole(params), hyper)
 
@@ -166,14 +171,14 @@ class Problem(eqx.Module):
     # -------------------------------------------------- gradients and products
 
     def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
-        """∂_x f."""
+        """Return the inner gradient ∂_x f."""
         gradient = jax.grad(self.inner_cost)(params, hyper, batch)
         return mark("gradients", gradient, "train", derivative="hessian_products")
 
     def expansion(
         self, params: PyTree, hyper: PyTree, batch: PyTree
     ) -> tuple[Float[Array, ""], PyTree, Float[Array, "d d"]]:
-        """(f, ∂_x f, ∂²_xx f), the Hessian as a matrix over the flattened params."""
+        """Return (f, ∂_x f, ∂²_xx f), where the Hessian is a matrix over the flattened params."""
         x, back = ravel_pytree(params)
 
         def along(direction: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, " d"]]:
@@ -190,37 +195,38 @@ class Problem(eqx.Module):
     def along(
         self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
     ) -> tuple[Float[Array, ""], PyTree, PyTree]:
-        """(f, ∂_x f, ∂²_xx f · vector) in one pass."""
+        """Return (f, ∂_x f, ∂²_xx f · vector), computed in one pass."""
         both = jax.value_and_grad(self.inner_cost)
         (cost, gradient), (_, product) = jax.jvp(lambda x: both(x, hyper, batch), (params,), (vector,))
         return cost, mark("gradients", gradient, "train"), mark("hessian_products", product, "train")
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """(∂_x F, ∂_λ F)."""
+        """Return the outer gradients (∂_x F, ∂_λ F)."""
         return mark("gradients", jax.grad(self.outer_cost, argnums=(0, 1))(params, hyper, batch), self.outer_on)
 
     def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
-        """(∂²_xx f · vector, ∂²_λx f · vector) in one forward-over-reverse pass."""
+        """Return (∂²_xx f · vector, ∂²_λx f · vector), computed in one forward-over-reverse pass."""
         along_x, along_hyper = self._product((0, 1), params, hyper, batch, vector)
         return mark("hessian_products", along_x, "train"), mark("jacobian_products", along_hyper, "train")
 
     def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """∂²_xx f · vector."""
+        """Return the product ∂²_xx f · vector with the Hessian."""
         return mark("hessian_products", self._product(0, params, hyper, batch, vector), "train")
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """∂²_λx f · vector."""
+        """Return the product ∂²_λx f · vector with the mixed derivative."""
         return mark("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
 
     def bounding_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """∂²_xx f · vector; on a private task, a product with a bound of ∂²_xx f that uses no data."""
+        """Return ∂²_xx f · vector; on a private task, its product with a bound on ∂²_xx f that uses no data."""
         return self.hessian_product(params, hyper, batch, vector)
 
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
-        """v ↦ R'ᵀ ℓ'' R' v for a cost given as (model, loss), linearized once for many v; penalties keep their Hessian.
+        """Return the function v ↦ R'ᵀ ℓ'' R' v of Gauss–Newton products, for a cost given as (model, loss).
 
-        It is the Hessian without the model's own curvature, so a loss that is convex in the model's output gives no
-        negative eigenvalue.
+        R is the model and ℓ the loss. The function is linearized once for many v, and adds the Hessian of penalties.
+        R'ᵀ ℓ'' R' is the Hessian without the model's own second derivatives. So a loss that is convex in the model's
+        output gives no negative eigenvalue.
         """
         if not isinstance(self.inner, ModelLoss):
             raise InvalidInput("task.inner", "a cost in one part", "(model, loss): Gauss–Newton needs both parts")
@@ -253,7 +259,7 @@ class Problem(eqx.Module):
 
 
 def _mean(values: Float[Array, "..."], batch: PyTree) -> Float[Array, ""]:
-    """Return the mean of losses over the real examples of a batch; a scalar stays as it is."""
+    """Return the mean of losses over the real examples of a batch; a scalar is returned unchanged."""
     if not jnp.ndim(values):
         return jnp.asarray(values)
     return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)

@@ -15,17 +15,17 @@ from hyperpush.data import sets
 
 @dataclass(frozen=True)
 class PerClient:
-    """Starts that differ between clients, with clients on axis 0 (`hp.per_client`)."""
+    """Start values that differ between clients, with clients on axis 0; made by `hp.per_client`."""
 
     tree: PyTree
 
 
 @dataclass(frozen=True)
 class PerExample:
-    """One hyper per training example (`hp.per_example`)."""
+    """Start of hypers with one number per training example; made by `hp.per_example`."""
 
     start: float
-    counts: tuple[int, ...] | None = None  # number of examples of each client; None: known to a loader only
+    counts: tuple[int, ...] | None = None  # number of examples of each client; None if only a loader knows it
 
 
 def per_client(tree: PyTree) -> PerClient:
@@ -50,14 +50,15 @@ def per_client(tree: PyTree) -> PerClient:
 
 
 def per_example(train: PyTree, start: float = 0.0) -> PerExample:
-    """Make one hyper per training example, from `start`. Costs get the hypers of the batch: one for each loss.
+    """Make hypers with one number per training example, which all start at `start`.
 
-    A client with fewer examples than others has padding: zeros after its own hypers, which costs do not use. Penalties
-    get the padding, too. So they should be sums of terms that are 0 and flat at 0, such as Σ h².
+    Costs get the hypers of the batch's examples, one for each loss. A client with fewer examples than others has
+    padding: zeros after its own hypers, which costs do not use. Penalties get the padding, too. So they should be sums
+    of terms whose value and derivative are 0 at 0, such as Σ h².
 
     Args:
         train: The training examples of the task.
-        start: The start of all hypers.
+        start: The start value of all hypers.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -86,12 +87,12 @@ def tree_of(start: Any) -> PyTree:
 
 
 def is_per_example(leaf: Any) -> bool:
-    """True if a leaf of a start stands for one hyper per training example."""
+    """Return True if a leaf of a start stands for one hyper per training example."""
     return isinstance(leaf, PerExample)
 
 
 def split_start(field: str, given: Any) -> tuple[Any, Any]:
-    """Split a start into its numbers, as arrays, and its other leaves; None in place of the latter if it has none."""
+    """Return the numbers of a start as arrays, and the tree of its other leaves, or None without other leaves."""
     tree = tree_of(given)
     leaves = jax.tree.leaves(tree, is_leaf=is_per_example)
     if not leaves:

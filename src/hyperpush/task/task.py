@@ -30,17 +30,20 @@ from hyperpush.task.starts import PerClient, PerExample, is_per_example, split_s
 
 @dataclass(frozen=True)
 class LastPoint:
-    """State of a run for the next one on the same network: link estimates, network time, and record of the training."""
+    """State at the end of a run, for the next run on the same network.
+
+    It holds estimates of the links, the network's step, and the record of the training.
+    """
 
     network: Any
     links: LinkEstimates | None
     step: int
-    iteration: Mapping[str, Any] = field(default_factory=dict)  # that of the inner solver; empty: no training
+    iteration: Mapping[str, Any] = field(default_factory=dict)  # record of the inner solver; empty without training
     start: float | None = None  # root mean square of ‖params‖ over the clients before training; None: not known
 
 
 class Task:
-    """One client's costs and start, and all clients' data: the input of every verb.
+    """One client's costs and start, and all clients' data: the input of `hp.train`, `hp.solve` and similar functions.
 
     All clients lower the mean over clients of F_i(x*(λ), λ_i), where x*(λ) minimizes the mean of f_i(x, λ_i). f_i is
     the mean of client i's `inner` losses on `train` plus `penalty`. F_i is the mean of its `outer` losses on the data
@@ -54,21 +57,22 @@ class Task:
             for methods that can differentiate it.
         params: One client's params to start from: any pytree of floating-point arrays, or an Equinox module.
             Use `hp.per_client(tree)` if clients start at different points.
-        hypers: One client's hypers to start from; `hp.per_client` and `hp.per_example` as above.
+        hypers: One client's hypers to start from, in the same form. Use `hp.per_example(train)` for one hyper per
+            training example.
         train: Examples of the inner cost: a pytree of arrays with clients on axis 0 and examples on axis 1, a list
             with one pytree per client (of any sizes), or `hp.tasks.clients(load, n)`.
         validation: Examples that the outer level fits, in the same form.
         penalty: `penalty(params, hyper)`, added to the inner cost once, after the mean; it does not depend on examples.
-        outer_penalty: The same for the outer cost.
-        holdout: Examples that neither level fits, for `hp.EarlyStopping` and `hp.tune`.
+        outer_penalty: `outer_penalty(params, hyper)`, added to the outer cost in the same way.
+        holdout: Examples that neither the inner nor the outer level fits, for `hp.EarlyStopping` and `hp.tune`.
         test: Examples for reported scores, which must not affect any choice.
         data: Further data sets by name.
         outer_on: The data set that the outer level fits; None: `"validation"`.
         common: True if all clients must agree on one hyper.
         weights: `"clients"`: all clients have equal weight. `"examples"`: all examples have equal weight. Then the mean
-            losses of client i are multiplied by n·N_i/ΣN_k. N_i counts the examples of `train` for the inner cost, and
-            of the outer level's data set for the outer one. Penalties are not multiplied. All counts must be known, so
-            real parties take `"clients"`.
+            losses of client i are multiplied by n·N_i/ΣN_k, for n clients. N_i counts the examples of `train` for the
+            inner cost, and of the outer level's data set for the outer cost. Penalties are not multiplied. All counts
+            must be known, so real parties must choose `"clients"`.
         names: The clients' names in results, files and figures; None: their numbers.
 
     Raises:
@@ -92,7 +96,7 @@ class Task:
         # Before __init__, where Python would raise its own error for a misspelled option.
         signature = inspect.signature(cls.__init__)
         own = signature.replace(parameters=[each for name, each in signature.parameters.items() if name != "self"])
-        if args or options:  # copies are made without any
+        if args or options:  # copying makes a task without arguments
             check_arguments("Task", own, args, options)
         return super().__new__(cls)
 
@@ -135,7 +139,7 @@ class Task:
             raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
         self.names = _check_names(names, self.clients)
         self.is_multi_seed = False  # True for the task of a multi-seed result, which has no single end point
-        self.owner: int | None = None  # the party of the task; None: all clients
+        self.owner: int | None = None  # number of the party whose task this is; None: the task of all clients
         self.point: LastPoint | None = None
         self.privacy: Noise | None = None
         self.spent: Any = None  # `Budget` of the runs of a private task that led to its point
@@ -161,7 +165,7 @@ class Task:
 
     @property
     def data(self) -> Data:
-        """All data sets; those of one party lack the client axis."""
+        """All data sets; in one party's task they lack the client axis."""
         return _fresh(self._data)
 
     @cached_property
@@ -224,7 +228,7 @@ class Task:
 
     @property
     def params(self) -> PyTree:
-        """All clients' params to start from, on axis 0; those of one party lack the client axis."""
+        """All clients' params to start from, with clients on axis 0; in one party's task, without the client axis."""
         return _fresh(self._all_params)
 
     @cached_property
@@ -234,7 +238,7 @@ class Task:
 
     @property
     def hypers(self) -> PyTree:
-        """All clients' hypers to start from, on axis 0; those of one party lack the client axis."""
+        """All clients' hypers to start from, with clients on axis 0; in one party's task, without the client axis."""
         return _fresh(self._all_hypers)
 
     @cached_property
@@ -288,7 +292,7 @@ class Task:
 
     @property
     def joint(self) -> bool:
-        """True if the outer cost is one of all clients together."""
+        """True if the outer cost is a joint cost of all clients."""
         return isinstance(self.outer, JointCost)
 
     @property
@@ -303,7 +307,7 @@ class Task:
     # ------------------------------------------------------- tasks made of it
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same task with other attributes; values computed from the old ones are computed anew.
+        """Return the same task with other attributes; values that depend on them are computed anew.
 
         Data sets and starts cannot be replaced: make a new task, or use `at`.
         """
@@ -318,7 +322,7 @@ class Task:
         return new
 
     def _check_privacy_stays(self, changes: Mapping[str, Any]) -> None:
-        """Refuse to remove privacy, or the account of releases, from a private task."""
+        """Raise `InvalidInput` if changes remove the privacy, or the count of releases, of a private task."""
         for name in ("privacy", "spent"):
             if self.privacy is not None and name in changes and changes[name] is None and getattr(self, name):
                 allowed = "a private task, whose releases stay counted; without privacy make a new hp.Task(…)"
@@ -337,7 +341,7 @@ class Task:
         return self._moved(params, hypers, point)
 
     def _moved(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
-        """Return the task at the end point of a run."""
+        """Return the task that starts at the end point of a run."""
         changes: dict[str, Any] = {"point": point}
         for name, tree in (("_params", params), ("_hypers", hypers)):
             if tree is not None:
@@ -361,24 +365,25 @@ class Task:
     ) -> "Task":
         """Return the same task with local differential privacy: all accesses to data are clipped and get noise.
 
-        Every gradient or product of data in a method is a *release*: the mean of N examples' parts of norm at most C,
-        plus noise of scale `noise`·Δ. One example changes the mean by at most Δ = 2C/N (ℓ1, for Laplace noise:
-        √dim·2C/N). A release costs 1/`noise`, for any C, N and dimension. Clients continue from their releases, so all
-        later computation is free. A method that reveals data in another way is refused with file and line. Penalties
-        do not depend on examples: they are neither clipped nor noised. `hp.budget(task, method)` returns the cost of a
-        run, and `hp.within_budget(epsilon, delta, task, method)` finds the noise for an ε.
+        Every gradient or product that a method computes from data is a *release*: a mean of parts of N examples, each
+        of norm at most C, plus noise. The noise has the scale σΔ, where σ is the scale of `noise`. Δ is the largest
+        change of the mean by one example: 2C/N, or √dim·2C/N in the ℓ1 norm for Laplace noise. So a release costs 1/σ,
+        for any C, N and dimension. Clients continue from their releases, so later computations cost no more privacy. A
+        method that reveals data in another way raises an error with file and line. Penalties do not depend on examples,
+        so they are neither clipped nor noised. `hp.budget(task, method)` returns the cost of a run, and
+        `hp.within_budget(epsilon, delta, task, method)` finds the noise for an ε.
 
-        Costs must return one loss per example. The number of a client's examples is public. Its ε holds for ideal
-        real-valued noise: see `hp.privacy.ASSUMPTION`.
+        Costs must return one loss per example. The number of a client's examples is public. The ε of a client holds for
+        ideal real-valued noise: see `hp.privacy.ASSUMPTION`.
 
         Args:
-            clip: C of gradients, above 0; ∂_x F and ∂_λ F count as one vector. With larger C noise grows and bias
-                shrinks; the median norm of an example's gradient is a common choice.
+            clip: C of gradients, above 0; ∂_x F and ∂_λ F are clipped as one vector. A larger C means more noise and
+                less bias; the median norm of an example's gradient is a common choice.
             noise: `hp.privacy.Gaussian(scale)` or `hp.privacy.Laplace(scale)`, in units of Δ. Larger scales cost less
                 privacy. A schedule counts the releases of a step within the loop around it, from 0.
             curvature: C/‖v‖ of products ∂²_xx f v, above 0. The vector v is public, as it is made of earlier releases.
-                Take None for methods without products, such as inner solvers.
-            coupling: C/‖v‖ of products ∂²_λx f v, above 0. Take None for methods without them, and for
+                None is for methods without products, such as inner solvers.
+            coupling: C/‖v‖ of products ∂²_λx f v, above 0. None is for methods without these products, and for
                 `hypers="per example"`.
             hypers: `"shared"`: the hypers are public, as they are made of releases. `"per example"`: products
                 ∂²_λx f v are without noise, and cost nothing. It is for hypers of `hp.per_example` that are never sent
@@ -421,7 +426,7 @@ class Task:
 
         Args:
             name: Name or number of the party.
-            data: Its examples by data set, without a client axis; None: those of the task.
+            data: The party's examples by data set, without a client axis; None takes its examples from the task.
         """
         changes: dict[str, Any] = {"owner": self.client(name)}
         if data is not None:
@@ -435,7 +440,10 @@ class Task:
 
     @cached_property
     def uses_hypers(self) -> tuple[str, ...]:
-        """Names of the costs and penalties that contain the hypers; misfits raise InvalidInput with the name."""
+        """Names of the costs and penalties that use the hypers.
+
+        Reading it raises `InvalidInput` if a cost, start or data set does not fit; the message names it.
+        """
         try:
             return self._uses()
         except InvalidInput as error:
@@ -457,14 +465,14 @@ class Task:
         return found
 
     def check_metric(self, field: str, metric: Cost, on: str) -> None:
-        """Refuse a metric that does not work on a data set."""
+        """Raise `InvalidInput` if a metric fails on the examples of a data set, or its result has a wrong form."""
         if on not in self.data.sets:
             raise unknown(field, on, self.data.sets)
         shapes = [client_shapes(self, tree) for tree in (self.params, self.hypers, self.data.sets[on])]
         check_cost(field, self.problem, metric, *shapes, metric=True)
 
     def check(self) -> None:
-        """Refuse costs, starts and data that do not fit each other, naming the one at fault."""
+        """Raise `InvalidInput` if costs, starts and data do not fit each other; the message names the one at fault."""
         _ = self.uses_hypers
 
     def __repr__(self) -> str:
@@ -486,7 +494,7 @@ def _fresh(tree: Any) -> Any:
 
 
 def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:
-    """Return advice if a start seems to be given for all clients: then axis 1 of the copies is as long as axis 0."""
+    """Return a hint if a start seems to hold all clients: then axis 1 of its copies has the clients' length, too."""
     for name, tree in starts.items():
         if any(leaf.shape[1:2] == (clients,) for leaf in jax.tree.leaves(tree)):
             return f"; if {name} was given with the {clients} clients on axis 0, write {name}=hp.per_client(…)"

@@ -1,4 +1,4 @@
-"""Ready-made tasks, and a loader for data of a task.
+"""Ready-made tasks, and a loader for the data of a task.
 
 `logistic` and `quadratic` generate their data from a number of clients and a seed. `cleaning` takes data with the
 clients on axis 0. `clients(load, n)` loads data by client, so that a process can hold only a part.

@@ -1,9 +1,11 @@
-"""Linear classifiers whose training examples, or classes of them, have weights to learn: hyper-cleaning.
+"""Hyper-cleaning: linear classifiers with learned weights of training examples, or of groups of them.
+
+The inner cost f and the outer cost F of a client are
 
     f(W, λ) = mean_j σ(λ_s(j)) ℓ(W; a_j, y_j) + ½ l2 ‖W‖²,    F(W) = mean of ℓ on validation examples
 
 ℓ is softmax cross-entropy, σ the sigmoid, and s(j) the slot of λ for example j. Each example has a separate slot
-(Franceschi, Frasconi, Salzo, Grazzi, Pontil 2018), or shares that of its class.
+(Franceschi, Frasconi, Salzo, Grazzi, Pontil 2018), or shares the slot of its group, such as its class.
 """
 
 from collections.abc import Sequence
@@ -38,17 +40,17 @@ class Slotted(NamedTuple):
 
 
 def losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Labeled | Slotted) -> Float[Array, " m"]:
-    """Return the softmax cross-entropy of each example, without the hypers."""
+    """Return the softmax cross-entropy of each example, which does not depend on the hypers."""
     return optax.softmax_cross_entropy_with_integer_labels(batch.inputs @ params, batch.labels)
 
 
 def weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Slotted) -> Float[Array, " m"]:
-    """Return the losses, each times its weight σ(λ)."""
+    """Return the loss of each example, times the weight σ(λ) of its slot."""
     return jax.nn.sigmoid(hyper[batch.slots]) * losses(params, hyper, batch)
 
 
 def own_weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " m"], batch: Labeled) -> Float[Array, " m"]:
-    """Return the same with a separate weight per example; `hyper` holds the weights of the batch's examples."""
+    """Return the loss of each example, times its own weight σ(λ); `hyper` holds one λ per example of the batch."""
     return jax.nn.sigmoid(hyper) * losses(params, hyper, batch)
 
 
@@ -58,7 +60,7 @@ def accuracy(params: Float[Array, "d c"], batch: Labeled) -> Float[Array, ""]:
 
 
 def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
-    """Append a constant 1 to every input and scale it to ℓ2 norm 1, each without use of the others."""
+    """Append a constant 1 to every input, and scale every input by itself to ℓ2 norm 1."""
     with_one = np.concatenate([inputs, np.ones((*inputs.shape[:-1], 1), inputs.dtype)], axis=-1)
     return with_one / np.linalg.norm(with_one, axis=-1, keepdims=True)
 
@@ -66,7 +68,10 @@ def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
 def corrupt_labels(
     labels: Int[np.ndarray, "*shape"], share: float, into: Sequence[int], seed: int
 ) -> tuple[Int[np.ndarray, "*shape"], Bool[np.ndarray, "*shape"]]:
-    """Replace each label with probability `share` by a uniform other one of `into`; return labels and replaced mask."""
+    """Replace each label, with probability `share`, by a random other label from `into`.
+
+    Return the labels, and a mask that is True where a label was replaced.
+    """
     check_probability("share", share)
     wrong_labels = np.unique(into)
     if wrong_labels.size < 2:
@@ -93,6 +98,8 @@ def cleaning(
     common: bool = False,
 ) -> Task:
     """Make a task of hyper-cleaning: a linear classifier with learned weights of training examples or their groups.
+
+    With the classifier W, the softmax cross-entropy ℓ and the sigmoid σ, the inner and outer cost of client i are
 
         f_i(W, λ) = mean_j σ(λ_s(j)) ℓ(W; a_j, y_j) + ½ l2 ‖W‖²,    F_i(W) = mean of ℓ on validation examples
 

@@ -1,4 +1,4 @@
-"""Logistic regression whose L2 rates are the hypers, on generated clients that differ."""
+"""Logistic regression whose L2 rates are the hypers, on generated data that differ between clients."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,15 @@ from jaxtyping import Array, Float
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.task.task import Task
 
-COMPONENTS = 3  # shared classifiers, mixed by the generated clients
+COMPONENTS = 3  # number of shared classifiers, which the generated clients mix
 
 
 @jax.custom_jvp
 def softplus(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return log(1 + eˣ), with the sigmoid as its derivative: an SGP round takes ¾ of the time of JAX's."""
+    """Return log(1 + eˣ), with the sigmoid as its derivative.
+
+    A round of SGP takes ¾ of its time with JAX's softplus.
+    """
     return jax.nn.softplus(x)
 
 
@@ -25,31 +28,34 @@ def _(primals, tangents):
 def cross_entropy(params: Float[Array, " d"], batch: tuple[Array, Array]) -> Float[Array, " m"]:
     """Return the binary cross-entropy of a linear classifier, one per example."""
     inputs, labels = batch
-    # Many examples as columns take a quarter of the time. The barrier lets XLA transpose them once, before a loop.
+    # With many examples, the product takes a quarter of the time if examples are columns. The barrier lets XLA
+    # transpose the inputs once, before a loop.
     tall = inputs.shape[0] > inputs.shape[1]
     scores = params @ jax.lax.optimization_barrier(inputs.T) if tall else inputs @ params
     return softplus(scores) - labels * scores
 
 
 def losses(params, hyper, batch):
-    """Return the cross-entropy, without the hypers."""
+    """Return the cross-entropy of each example, which does not depend on the hypers."""
     return cross_entropy(params, batch)
 
 
 def l2(params, hyper):
-    """½ Σ_k λ_k θ_k²."""
+    """Return the penalty ½ Σ_k λ_k θ_k² of the params θ, whose rates λ_k are the hypers."""
     return 0.5 * jnp.sum(hyper * params**2)
 
 
 def log_l2(params, hyper):
-    """Return the same with rates exp(λ_k), which are positive for every λ."""
+    """Return the penalty ½ Σ_k exp(λ_k) θ_k², whose rates are positive for every λ."""
     return l2(params, jnp.exp(hyper))
 
 
 def logistic(
     clients: int, seed: int, *, examples: int = 100, features: int = 5, rate: float = 0.01, log_rates: bool = False
 ) -> Task:
-    """Make logistic regression with an L2 rate per parameter as hypers, on generated clients that differ.
+    """Make a task of logistic regression with an L2 rate per parameter as hypers, on generated data.
+
+    With the params θ, the rates λ and the cross-entropy ℓ, the inner and outer cost of client i are
 
         f_i(θ, λ) = mean_j ℓ(θ; a_j, y_j) + ½ Σ_k λ_k θ_k²,    F_i(θ) = mean of ℓ on validation examples
 
@@ -61,7 +67,7 @@ def logistic(
         clients: Number of clients, at least 1.
         seed: Seed of the data, 0 or more.
         examples: Number of training examples of each client, and of validation examples.
-        features: Inputs of an example; the classifier has one parameter more, and starts at zero.
+        features: Number of inputs of an example; the classifier has one parameter more, and starts at zero.
         rate: Start of all L2 rates, above 0.
         log_rates: True if the hypers are logarithms of the rates: every value of them is valid.
 

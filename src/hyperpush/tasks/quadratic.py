@@ -11,18 +11,20 @@ from hyperpush.task.task import Task
 
 
 def inner(params, hyper, data):
-    """½xᵀAx − bᵀx + λᵀCx."""
+    """Return the inner cost ½xᵀAx − bᵀx + λᵀCx of the params x and the hypers λ."""
     return 0.5 * params @ data["hessian"] @ params - data["linear"] @ params + hyper @ data["coupling"] @ params
 
 
 def outer(params, hyper, data):
-    """½‖Dx − e‖² + ½‖λ − g‖²."""
+    """Return the outer cost ½‖Dx − e‖² + ½‖λ − g‖² of the params x and the hypers λ."""
     misfit = data["map"] @ params - data["target"]
     return 0.5 * jnp.sum(misfit**2) + 0.5 * jnp.sum((hyper - data["hyper_target"]) ** 2)
 
 
 def quadratic(clients: int, seed: int, *, inner_size: int = 4, hyper_size: int = 3, common: bool = False) -> Task:
-    """Make random quadratics, strongly convex in the params and different at every client.
+    """Make a task of random quadratics, strongly convex in the params and different at every client.
+
+    The inner and outer cost of client i, with the params x and the hypers λ, are
 
         f_i(x, λ) = ½xᵀA_i x − b_iᵀx + λᵀC_i x,    F_i(x, λ) = ½‖D_i x − e_i‖² + ½‖λ − g_i‖²
 
@@ -73,8 +75,9 @@ def outer_fixed_points(first: PyTree, second: PyTree) -> dict[str, Float[np.ndar
     """Return the end points of algorithms with one hyper λ for all clients: `x_G`, `x_L`, `x_M` (algorithms/base.py).
 
     All three are zeros of an affine function of λ: the mean over clients of λ − g_i − C_i S_i D_iᵀ(D_i y_i(λ) − e_i).
-    Here y_i(λ) is the common or the client's own inner solution. C_i S_i belongs to the mean cost or the client's
-    (S is H^{-1}). NumPy computes them.
+    Here y_i(λ) is an inner solution, S_i an inverse Hessian, and C_i a mixed derivative. `x_G` takes all of them from
+    the mean cost, and `x_L` from the client's own cost. `x_M` takes y_i from the mean cost, S_i and C_i from the
+    client's own. NumPy computes the points.
     """
     first, second = (jax.tree.map(lambda a: np.asarray(a, np.float64), part) for part in (first, second))
     own = first["hessian"], first["coupling"], first["linear"][..., None]

@@ -87,8 +87,8 @@ def average(
         key: An integer or a JAX key; it determines random links.
         weights: One number per client, 0 or more, not all 0. None gives all clients equal weights. With
             `hp.Peers(…)`, one number: the weight of this party.
-        tolerance: The largest rounding error to accept, relative to the mean, above 0. None: 1e-4 in float32, 1e-10 in
-            float64.
+        tolerance: The largest rounding error to accept, relative to the mean, above 0. None takes 1e-4 in float32 and
+            1e-10 in float64.
         engine: The engine that runs the clients. It must be able to average along a tree; `hp.Threads` with lost
             messages cannot.
 

@@ -63,7 +63,7 @@ class Spending(eqx.Module):
 
     @property
     def losses(self) -> np.ndarray:
-        """1/noise of every release.
+        """Privacy loss 1/noise of every release, as an array.
 
         The trace does not tell which of a leaf's releases use the data set, so the costliest ones are counted.
         """
@@ -204,7 +204,7 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
 
 
 def budget_of(task: Task, method: Method, recipe: ProgramRecipe) -> Budget:
-    """Return the privacy cost of one run of a bound method with this program on a private task."""
+    """Return the privacy cost of one run of a method on a private task; `recipe` builds the program that runs."""
     noise = _noise_of(task)
     found = releases(task, recipe, first_state(task, method))
     return Budget(tuple(Spending(noise.mechanism, leaf) for leaf in found))

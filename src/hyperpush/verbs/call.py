@@ -54,7 +54,7 @@ class Call:
 
     @cached_property
     def recipe(self) -> ProgramRecipe:
-        """The recipe of the method's program."""
+        """The `ProgramRecipe` from which engines build the method's program."""
         return program_of(self.adapted, self.task.problem)
 
     @cached_property

@@ -209,7 +209,7 @@ def _tenfold(network: Network, averaging: str | None, key: PRNGKeyArray) -> floa
     outcome = Simulate().run(program, network, (values, jnp.ones(n)), jnp.zeros((n, 1)), key, record={"loop": _value})
     course = np.concatenate([np.asarray(values)[None], np.asarray(outcome.history["loop"])])
     errors = np.linalg.norm(course - course[0].mean(axis=0), axis=1)
-    decades = np.log10(errors[0] / np.maximum(errors, 1e-6 * errors[0]))  # below that, rounding dominates
+    decades = np.log10(errors[0] / np.maximum(errors, 1e-6 * errors[0]))  # smaller errors are mostly rounding
     ends = np.argmax(decades == decades.max(axis=0), axis=0)
     digits = np.take_along_axis(decades, ends[None], axis=0)[0]
     return float(np.median(ends / digits)) if np.all(digits > 0.1) else None

@@ -80,7 +80,7 @@ def _growing(status: Status, hint: str = "") -> Status:
 
 
 def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> Status:
-    """Return the status of a nested algorithm.
+    """Return the status of a nested algorithm, which runs an inner solver and an estimator in every outer step.
 
     The final params are judged like those of a single estimate. Stationarity is judged by the hypergradients of the
     first and the last step.

@@ -65,7 +65,7 @@ def costs_panel(costs: Costs) -> Panel:
 
 
 def privacy_panel(budget: Any) -> list[Panel]:
-    """Return the panel of a private run's releases; empty for a task that is not private."""
+    """Return a list with a panel on the releases of a private run; empty for a task that is not private."""
     return [] if budget is None else [panels.text("Privacy", f"{str(budget).capitalize()}.", budget.assumes)]
 
 

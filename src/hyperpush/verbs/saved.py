@@ -74,17 +74,17 @@ class Run(Pictured):
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The fields of the events, without their time and kind."""
+        """The recorded values of each event in `events`, without its time and kind."""
         return [{name: each[name] for name in each if name not in ("time", "kind")} for each in self.events]
 
     @property
     def status(self) -> Status:
-        """The status of a verb's or a spec's run."""
+        """Return the status of the run; raise InvalidInput if `result.json` lacks it, as for some studies."""
         return Status(**self._part("status"))
 
     @property
     def costs(self) -> Costs:
-        """The costs of a verb's or a spec's run."""
+        """Return the communication and computation of the run; raise InvalidInput for studies, which lack them."""
         return Costs(**self._part("costs"))
 
     def _part(self, name: str) -> dict[str, Any]:

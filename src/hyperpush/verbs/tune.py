@@ -72,7 +72,7 @@ class Tuning(Pictured):
 
     @property
     def best_row(self) -> TriedSetting:
-        """The row of the best setting."""
+        """The best setting with its values, score and status."""
         return _best(self.rows, self.mode)
 
     @property

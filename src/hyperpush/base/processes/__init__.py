@@ -24,7 +24,7 @@ GATHERED = 1 << 28
 
 
 def count() -> int:
-    """Return the number of processes."""
+    """Return the number of processes of this run."""
     return jax.process_count()
 
 

@@ -196,6 +196,11 @@ class Channels:
         """Return the channels with running sums at nodes below a path."""
         return [each for each in self.numbered.values() if each.tolerant and each.path[: len(below)] == below]
 
+    @property
+    def will_change(self) -> bool:
+        """True if some running sums start anew at a `Scope`, under numbers that only peers there know."""
+        return any(not each.lasting for each in self.tolerant())
+
     def restart(self, below: Path, epoch: Path) -> None:
         """Start the running sums below a path from zero; messages in transit for the old sums count as late.
 

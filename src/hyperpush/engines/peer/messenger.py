@@ -137,8 +137,8 @@ class Messenger:
         """Return the arrived messages that pass all checks; add running sums to their channels."""
         found = [each for each in self._ahead if each[0].step <= step]
         self._ahead = [each for each in self._ahead if each[0].step > step]
-        reached = [key for key in self._early if key[1] in self.channels.numbered]
-        waited = [(key[0], self._early.pop(key)) for key in reached]
+        due = [key for key, payload in self._early.items() if self._is_due(key[1], payload)]
+        waited = [(key[0], self._early.pop(key)) for key in due]
         for sender, payload in (*waited, *self.transport.collect(step, expected)):
             try:
                 taken = self._take(sender, payload)
@@ -148,6 +148,10 @@ class Messenger:
             if taken is not None:
                 found.append(taken)
         return found
+
+    def _is_due(self, number: int, payload: Payload) -> bool:
+        """Return True if this peer has reached the place of an early total, or its round: then no place has it."""
+        return number in self.channels.numbered or wire.peek(payload).step <= self.state.clock
 
     def _note_rejected(self, sender: int, rejected: Rejected) -> None:
         """Count a refused message by reason, and also by sender if its content is invalid."""
@@ -203,7 +207,7 @@ class Messenger:
         if it is the last total of a member in another stage.
         """
         claimed = wire.peek(payload)
-        if self.tolerant and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
+        if self.channels.will_change and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
             self._keep_early(self._hear(wire.read_sealed(payload, sender)), payload)
             return
         if not (self.state.leaving and claimed.kind.last):
