@@ -136,6 +136,15 @@ def test_one_hyper_for_all_who_train_alone():
     assert (found.costs.rounds, found.costs.floats) == (800, 800 * (3 + 1 + 3))
 
 
+def test_one_hyper_for_all_who_train_alone_needs_no_setting():
+    made = quadratic(3, 1, common=True)
+    found = hp.solve(made, CDBOLocal(steps=3), RANDOM, key=0)
+    first, _ = data(made)
+    pulls = first["linear"] - np.einsum("nhd,nh->nd", first["coupling"], found.hypers)
+    np.testing.assert_allclose(found.params, np.linalg.solve(first["hessian"], pulls[..., None])[..., 0], atol=1e-6)
+    assert found.status.converged is True
+
+
 @pytest.mark.parametrize("tracked", [True, False])
 def test_the_outer_level_survives_lost_messages(tracked):
     """Every exchange conserves what is pushed, and nothing restarts its running sums."""

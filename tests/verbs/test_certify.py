@@ -199,6 +199,26 @@ def test_training_looks_for_a_weak_direction_behind_a_small_gradient():
     assert (status.converged, status.reason, status.residual) == (False, "unsolved", pytest.approx(off, rel=0.02))
 
 
+@pytest.mark.parametrize(
+    ("solver", "flat"), [(hp.LocalSGD(60, 0.5), True), (hp.TrackedSGP(), None)], ids=["alone", "together"]
+)
+def test_training_that_ends_at_a_saddle_is_ill_posed(solver, flat):
+    """No gradient is along the second direction: only a probe sees its curvature, which is −1 or, at a minimum, 0."""
+
+    def train(bend):
+        task = hp.Task(
+            inner=lambda x, hyper, a: ((x[0] - a) ** 2 + bend * x[1] ** 2) / 2 + x[1] ** 4,
+            outer=lambda x, hyper, a: x @ x,
+            params=jnp.zeros(2), hypers=0.0, train=jnp.ones((CLIENTS, 1)), validation=jnp.zeros((CLIENTS, 1)),
+        )  # fmt: skip
+        return hp.train(task, solver, RING, key=0)
+
+    saddle, level = train(-1.0), train(0.0)
+    np.testing.assert_allclose(saddle.params, np.tile([1.0, 0.0], (CLIENTS, 1)), atol=1e-6)
+    assert (saddle.status.converged, saddle.status.reason, saddle.status.residual) == (False, "ill-posed", None)
+    assert level.status.converged is flat
+
+
 @pytest.mark.parametrize("off", [0.05, 0.3])
 def test_a_flat_direction_is_left_out_of_the_newton_step_of_least_norm(off):
     """All costs ignore the third direction; v_i = −(2/n) Σ (x_j − 3) over the other directions."""
