@@ -113,9 +113,7 @@ def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step
 @pytest.mark.usefixtures("float64")
 @pytest.mark.long
 def test_the_last_outer_step_sees_a_direction_that_lost_its_curvature():
-    """The curvature in the first direction is the hyper, which falls from 1 to below 0; the outer cost ignores that
-    direction.
-    """
+    """The first direction's curvature is the hyper, which falls below 0; the outer cost ignores it."""
 
     def inner(x, hyper, batch):
         return 0.5 * hyper * x[0] ** 2 + 0.5 * jnp.sum(jnp.linspace(0.5, 2, 11) * x[1:] ** 2) - x[3]
