@@ -1,1 +1,1 @@
-"""The papers' figures and tables, one folder each: options in `config`, which imports no JAX; the rest in `study`."""
+"""The papers' figures and tables, one folder each. `config` has the options, without JAX; `study` has the code."""

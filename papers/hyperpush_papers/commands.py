@@ -54,7 +54,7 @@ def run_sweep(
         bool, typer.Option("--strict", help="Exit with code 3 if a reported run did not converge.")
     ] = False,
 ) -> None:
-    """Tune every method with the same budget, choose on validation, report over seeds. Repeat it to continue."""
+    """Tune every method with the same budget, choose on validation, report over seeds. Repeat to continue."""
     from hyperpush.spec import studies
     from hyperpush_papers.sweep.plan import load
     from hyperpush_papers.sweep.report import sweep

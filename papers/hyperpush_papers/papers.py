@@ -1,7 +1,7 @@
 """Five papers: the command of each figure, table and theorem, the published numbers and our measurements.
 
-`papers.toml` holds all of it. The studies read published numbers from it, `hyperpush papers` prints it, and a page of
-the site shows it.
+`papers.toml` holds these data. Studies read published numbers from the file, `hyperpush papers` prints it, and a page
+of the site shows it.
 """
 
 import re
@@ -35,13 +35,13 @@ class Item:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Names of the item: its paper, its number there, its own name."""
+        """Names of the item: letter of the paper, letter and number, letter and own name."""
         paper = self.name[0]
         return paper, f"{paper}.{re.sub(r'[^0-9]', '', self.name)}", self.name
 
     @property
     def runs(self) -> str:
-        """Its commands without their options."""
+        """Names of the studies that the item's commands run, without their options."""
         named = (re.sub(r"^hyperpush (run )?| -s .*", "", command) for command in self.commands)
         return ", ".join(dict.fromkeys(named))
 
@@ -93,12 +93,12 @@ def papers() -> dict[str, Paper]:
 
 @cache
 def items() -> dict[str, Item]:
-    """Everything that the papers have, by name such as `E.table1`."""
+    """Return the items of all papers, by names such as `E.table1`."""
     return {item.name: item for paper in papers().values() for item in paper.items}
 
 
 def find(asked: str) -> list[Item]:
-    """Resolve a name: a paper (`E`), a number in it (`E.1`), or one item (`E.table1`)."""
+    """Return the items of a name: a paper (`E`), a number in a paper (`E.1`), or one item (`E.table1`)."""
     plain = plain_name(asked).replace(" ", "")
     found = [item for item in items().values() if plain in map(plain_name, item.names)]
     if not found:
@@ -109,7 +109,7 @@ def find(asked: str) -> list[Item]:
 
 
 def page() -> str:
-    """The page of the site, in Markdown."""
+    """Return the page of the site with all papers, in Markdown."""
     lines = ["# Papers", "", "Which figure, table and theorem is which command, with published numbers beside ours."]
     lines += ["`hyperpush papers E.1` prints the same.", ""]
     for paper in papers().values():

@@ -1,6 +1,4 @@
-"""The status at the end of bilevel algorithms: solved params, the final gradient, growth, and results after
-divergence.
-"""
+"""The status at the end of bilevel algorithms: solved params, final gradient, growth and divergence."""
 
 import jax
 import jax.numpy as jnp

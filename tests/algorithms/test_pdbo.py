@@ -113,9 +113,7 @@ def test_one_hyper_for_all():
 
 
 def test_one_hyper_for_all_along_a_tree():
-    """With exact outer means along a tree, every client reaches the optimum with identical values, on directed links
-    with Adam.
-    """
+    """With exact outer means, all clients reach the optimum with equal values, on directed links with Adam."""
     made = quadratic(3, 1, common=True)
     inner = hp.FedAvg(80, 0.4, averaging="tree")
     adam = hp.optimizer("adam", learning_rate=hp.schedule("milestones", 0.1, (200, 300)))
@@ -127,9 +125,7 @@ def test_one_hyper_for_all_along_a_tree():
 
 
 def test_one_hyper_for_all_who_train_alone():
-    """Gradient tracking on random links with Adam reaches the optimum; without tracking the run ends 0.2 away
-    from it.
-    """
+    """Tracking on random links with Adam reaches the optimum; without tracking the run ends 0.2 away."""
     made = quadratic(3, 1, common=True)
     best = alone_optimum(made)
     assert min(np.linalg.norm(best - other) for other in (common_optimum(made), personal_optimum(made))) > 0.3
@@ -138,6 +134,15 @@ def test_one_hyper_for_all_who_train_alone():
     found = hp.solve(made, CDBOLocal(inner, estimator, adam, 400, restart=False, pushes=2), RANDOM, key=0)
     np.testing.assert_allclose(found.hypers, np.broadcast_to(best, (3, 3)), atol=1e-7)
     assert (found.costs.rounds, found.costs.floats) == (800, 800 * (3 + 1 + 3))
+
+
+def test_one_hyper_for_all_who_train_alone_needs_no_setting():
+    made = quadratic(3, 1, common=True)
+    found = hp.solve(made, CDBOLocal(steps=3), RANDOM, key=0)
+    first, _ = data(made)
+    pulls = first["linear"] - np.einsum("nhd,nh->nd", first["coupling"], found.hypers)
+    np.testing.assert_allclose(found.params, np.linalg.solve(first["hessian"], pulls[..., None])[..., 0], atol=1e-6)
+    assert found.status.converged is True
 
 
 @pytest.mark.parametrize("tracked", [True, False])

@@ -36,8 +36,9 @@ def alone(graph=LINKS, strength=0.05, steps=600):
 
 
 def tied_optimum(made, strength):
-    """Return the minimizer of F̄ + s·Σ a_uv‖λ_u − λ_v‖²: (1/n)Rᵀ(Rλ − r) + 2s·Lλ = 0, where L is the graph's
-    Laplacian.
+    """Return the minimizer of F̄ + s·Σ a_uv‖λ_u − λ_v‖².
+
+    It solves (1/n)Rᵀ(Rλ − r) + 2s·Lλ = 0, where L is the graph's Laplacian.
     """
     rows, right = least_squares(made)
     ties = 2 * strength * np.kron(LAPLACIAN, np.eye(made.hypers.shape[1]))
@@ -80,6 +81,27 @@ def test_directed_links_that_come_go_and_lose_messages_end_at_the_same_point(los
     assert np.linalg.norm(best - tied_optimum_alone(made, 0.0)) > 0.2
     found = hp.solve(made, alone(), hp.networks.RandomDirected(N, probability=(0.2, 0.6)), key=0, engine=engine)
     np.testing.assert_allclose(found.hypers, best, atol=1e-7)
+
+
+@pytest.mark.long
+def test_private_clients_on_links_that_lose_messages_end_where_clean_ones_do():
+    """Without noise and clipping to speak of, both take the same steps over the same links."""
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(N, 4, 2)))
+    made = hp.Task(
+        inner=lambda x, h, a: jnp.sum((x - h - a) ** 2 * (1 + a**2), axis=-1) / 4,
+        outer=lambda x, h, a: jnp.sum((x - a - 1) ** 2, axis=-1),
+        params=jnp.zeros(2), hypers=jnp.zeros(2), train=rows, validation=rows[:, ::-1],
+    )  # fmt: skip
+    method = hp.PDBO(
+        hp.SGP(40, 0.1), hp.TrackedHGP(steps=60, step_size=0.4, pushes=3), sgd(0.5), 10,
+        ties=Ties([(0, 1), (1, 2, 0.5), (2, 3, 2.0)], 0.05),
+    )  # fmt: skip
+    private = made.private(clip=1e3, curvature=1e3, coupling=1e3, noise=hp.privacy.Gaussian(1e-16))
+    engine = hp.Simulate(faults=hp.Faults(loss=0.2))
+    clean, quiet = (hp.solve(task, method, hp.networks.Ring(N), key=0, engine=engine) for task in (made, private))
+    assert np.linalg.norm(clean.hypers) > 0.1
+    np.testing.assert_allclose(quiet.hypers, clean.hypers, atol=1e-6)
+    assert quiet.status.converged is not True
 
 
 @pytest.mark.parametrize("engine", [hp.Shard(devices=2), hp.Threads()], ids=["shard", "threads"])

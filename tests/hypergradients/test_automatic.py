@@ -85,9 +85,7 @@ def test_results_carry_the_choice():
 
 @pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.long), 100.0])
 def test_on_a_private_task_the_step_follows_from_the_bound_of_curvature_and_the_penalty(rate):
-    """The bounds clip nothing and the noise is tiny. With a penalty of 100, a step of 1/4 would grow by 24 in each
-    round.
-    """
+    """The bounds clip nothing. With a penalty of 100, steps of 1/4 would grow 24-fold each time."""
     problem = system("like")
     curvature = float(np.abs(np.linalg.eigvalsh(problem.hessians)).max())
     noise = {"noise": hp.privacy.Gaussian(1e-9), "clip": 1e3, "coupling": 1e3}

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from wide import float64  # noqa: F401
@@ -86,6 +87,18 @@ def test_alone_is_gradient_descent_without_messages():
     for _ in range(15):
         x = x - 0.1 * gradients(x, made)
     np.testing.assert_allclose(train(hp.LocalSGD(15, 0.1), network, made).params, x, rtol=1e-10)
+
+
+def test_alone_every_client_finds_a_step_for_its_own_curvature():
+    """Curvatures of 1 and 0.3 times 1e-3, 1 and 1e3: no common step size would do."""
+    bends = jnp.array([1.0, 0.3])
+    task = hp.Task(
+        inner=lambda x, hyper, scale: scale[0] * jnp.sum(bends * (x - 2) ** 2) / 2, outer=lambda x, hyper, a: x @ x,
+        params=jnp.zeros(2), hypers=0.0, train=jnp.array([[1e-3], [1.0], [1e3]]), validation=jnp.zeros((3, 1)),
+    )  # fmt: skip
+    found = hp.train(task, hp.LocalSGD(100), hp.networks.FullyConnected(3), key=KEY)
+    np.testing.assert_allclose(found.params, 2, rtol=1e-10)
+    assert (found.status.converged, found.costs.hessian_products) == (True, 10)
 
 
 @pytest.mark.parametrize("solver", [hp.SGP(40, 0.05), hp.DSGD(40, 0.05)], ids=["sgp", "dsgd"])

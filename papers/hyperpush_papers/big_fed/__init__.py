@@ -1,1 +1,1 @@
-"""BiG-Fed on the karate club."""
+"""BiG-Fed on the karate club: its methods compared by test loss."""

@@ -22,7 +22,7 @@ Relabel = Callable[[Array, Array, Array], Array]  # (points, sizes, labels) -> l
 
 
 class ClusterState(eqx.Module):
-    """A client, and the server's memory of it."""
+    """State of one client, and the number of the cluster that the server assigned to it."""
 
     learner: Learner
     cluster: Int[Array, ""]  # number of the client's cluster
@@ -46,10 +46,10 @@ class ClusteredAveraging(GradientSolver):
 
     @abc.abstractmethod
     def find_clusters(self, points: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
-        """Clusters of all clients' params, in plain Python."""
+        """Return the number of each client's cluster from all clients' params; runs in Python on the host."""
 
     def relabel_on_host(self, points: Array, sizes: Array, labels: Array) -> Array:
-        """Return the clusters of `find_clusters`; after a client has diverged, all are in cluster 0."""
+        """Return the clusters of `find_clusters`; after a client has diverged, all clients are in cluster 0."""
 
         def find(points: Array) -> Int[np.ndarray, " n"]:
             if not np.all(np.isfinite(points)):
@@ -60,7 +60,7 @@ class ClusteredAveraging(GradientSolver):
         return jax.pure_callback(find, shape, points, vmap_method="sequential")
 
     def run_phases(self, problem: Problem, *phases: tuple[int, str, Relabel]) -> Node:
-        """Run phases in order, each given by its rounds, its name, and the server's rule for relabeling clients."""
+        """Return a program of phases in order; each has a number of rounds, a name, and a rule for new clusters."""
         transform = self.transformation
 
         def enter(learner: Learner, ctx: Context) -> ClusterState:

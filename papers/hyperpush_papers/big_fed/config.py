@@ -1,9 +1,9 @@
-"""BiG-Fed on the karate club: do both costs fall together, and which method has the lowest test loss
+"""BiG-Fed on the karate club: do inner and outer cost fall together, and which method has the lowest test loss
 (docs/guides/big-fed.md)?
 
-Each of 34 clients regresses its own function, which follows from its place in the club's graph. Models are linear
-layers with a shared middle layer. All methods start from the same layers. They choose their steps from grids of equal
-size, by the validation loss averaged over rounds and seeds.
+Each of 34 clients fits its own function, which depends on the client's node in the club's graph. Models are linear
+layers with a shared middle layer. All methods start from the same layers. Their step sizes are chosen from grids of
+equal size, by the validation loss averaged over rounds and seeds.
 """
 
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ from hyperpush_papers.common.options import (
 
 
 class Tuned(Config):
-    """Grid of settings for BiG-Fed and its competitors."""
+    """Grids of step sizes for BiG-Fed and the methods that it is compared with."""
 
     rounds: Annotated[int, whole(10)] = option(300, "Rounds of every method.")
     seeds: Count = option(5, "Runs, each with draws of its own.")
@@ -54,7 +54,7 @@ class BigFed(Tuned):
     frozen_rate: Positive = option(0.03, "Inner step of the runs with a frozen kernel.")
 
     def check(self) -> None:
-        """Refuse an empty range."""
+        """Raise InvalidInput if a range of options is empty."""
         if not isinstance(self.multipliers, str) and not 0 <= self.multipliers[0] < self.multipliers[1]:
             raise InvalidInput("multipliers", list(self.multipliers), "two numbers, 0 ≤ low < high, or 'raw'")
 

@@ -12,15 +12,15 @@ from hyperpush.programs import Node
 from hyperpush.task.problem import Problem
 from hyperpush_papers.big_fed.clustered import ClusteredAveraging, cluster_means
 
-STARTS = 20  # of k-means; fewer may all end in the same bad optimum
+STARTS = 20  # starts of k-means; with fewer, all may end in the same bad optimum
 
 
 @final
 class FeSEM(ClusteredAveraging):
     """Federated stochastic expectation maximization: each client moves to the nearest of several centers.
 
-    Each round: local epochs, each client to the nearest center, centers = means of their clients (Xie et al.,
-    arXiv:2005.01026).
+    In each round clients train for local epochs and move to the nearest center. Then each center becomes the mean of
+    its clients' params (Xie et al., arXiv:2005.01026).
 
     **Use it** where clients fall into a known number of kinds. **Avoid it** if the server must not see params. A center
     that loses all its clients stays empty.
@@ -32,11 +32,11 @@ class FeSEM(ClusteredAveraging):
     Args:
         steps: Rounds with the server. With 0 nothing moves.
         step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
-        epochs: Local passes over the own examples per round, at least 1.
+        epochs: Passes over a client's examples per round, at least 1.
         batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
         optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
             rounds.
-        clusters: Their number, from 1 (federated averaging) to the number of clients.
+        clusters: Number of clusters, from 1 (federated averaging) to the number of clients.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -66,7 +66,7 @@ class FeSEM(ClusteredAveraging):
     )
 
     def find_clusters(self, points: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
-        """Clusters by k-means, the best of several starts."""
+        """Return each client's cluster by k-means on params, the best result of several starts."""
         centers, _ = kmeans(points, self.clusters, iter=STARTS, rng=0)
         return vq(points, centers)[0]
 

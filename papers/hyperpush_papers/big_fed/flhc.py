@@ -18,8 +18,9 @@ from hyperpush_papers.big_fed.clustered import ClusteredAveraging
 class FLHC(ClusteredAveraging):
     """FL+HC: federated averaging, then averaging within clusters that are found once.
 
-    `together` rounds of federated averaging, one of local epochs, then averaging within clusters for good. Clusters
-    come from hierarchical clustering of the params after the own epochs (Briggs, Fan and Andras, arXiv:2004.11791).
+    First come `together` rounds of federated averaging and one round of local epochs. Then hierarchical clustering of
+    the clients' params finds the clusters. All further rounds average within clusters (Briggs, Fan and Andras,
+    arXiv:2004.11791).
 
     **Use it** where clients fall into a known number of kinds. **Avoid it** if the server must not see params.
 
@@ -30,12 +31,12 @@ class FLHC(ClusteredAveraging):
     Args:
         steps: Rounds with the server. With 0 nothing moves.
         step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
-        epochs: Local passes over the own examples per round, at least 1.
+        epochs: Passes over a client's examples per round, at least 1.
         batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
         optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
             rounds.
-        clusters: Their number, from 1 (federated averaging) to the number of clients.
-        together: Rounds of federated averaging before, 0 or more.
+        clusters: Number of clusters, from 1 (federated averaging) to the number of clients.
+        together: Rounds of federated averaging before the clusters are found, 0 or more.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -68,12 +69,12 @@ class FLHC(ClusteredAveraging):
     together: Whole = eqx.field(static=True, default=5)
 
     def find_clusters(self, points: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
-        """Clusters by joining the nearest two (Ward's distance) until `clusters` are left."""
+        """Return each client's cluster: join the two nearest clusters (Ward's distance) until `clusters` are left."""
         return cut_tree(linkage(points, "ward"), n_clusters=self.clusters)[:, 0]
 
     def program(self, problem: Problem) -> Node:
         def keep(points: Array, sizes: Array, labels: Array) -> Array:
-            return labels  # all are in cluster 0 at first
+            return labels  # federated averaging: all clients are in cluster 0
 
         before = min(self.together, self.steps)
         split = min(self.steps - before, 1)

@@ -1,4 +1,4 @@
-"""The comparison on the karate club, and both costs while the kernel is frozen."""
+"""Compare methods on the karate club, and record inner and outer cost while the kernel is frozen."""
 
 from functools import partial
 from typing import Any, Literal, cast
@@ -30,7 +30,7 @@ Weights = Float[np.ndarray, "n n"]
 
 
 def run(config: BigFed, run: StudyRun) -> dict[str, Any]:
-    """Both figures: a row for each method and seed, and the correlation of the two costs."""
+    """Return a row for each method and seed, and the correlation of inner and outer cost; draw both figures."""
     weights = nx.to_numpy_array(nx.karate_club_graph(), weight=None)  # pyright: ignore[reportArgumentType]
     seeds = range(config.seed, config.seed + config.seeds)
     everyone = methods(config, weights)
@@ -65,7 +65,7 @@ def run(config: BigFed, run: StudyRun) -> dict[str, Any]:
 def draw_functions(
     weights: Weights, multipliers: tuple[float, float] | Literal["raw"], generator: Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Amplitude and multiplier of each client: the coordinates of its node by DeepWalk."""
+    """Return the amplitude and frequency factor of each client's function: its node's coordinates by DeepWalk."""
     amplitude, multiplier = embedding(weights, 2, generator).T
     if multipliers != "raw":
         low, high = multipliers
@@ -74,7 +74,7 @@ def draw_functions(
 
 
 def draw_club(config: BigFed, weights: Weights, seed: int) -> Club:
-    """One seed's functions, examples and start; layers as PyTorch starts them, the outer two `start` times as large."""
+    """Return one seed's examples and start: layers as PyTorch draws them, the first and last times `start`."""
     generator, n, width = np.random.default_rng(seed), len(weights), config.width
     amplitude, multiplier = draw_functions(weights, config.multipliers, generator)
 
@@ -90,14 +90,14 @@ def draw_club(config: BigFed, weights: Weights, seed: int) -> Club:
 
 
 def rewire(weights: Weights, generator: Generator) -> Weights:
-    """A graph in which each client has as many neighbors as before, but others."""
-    graph, seed = nx.from_numpy_array(weights), cast(int, generator)  # networkx takes generators, too
+    """Return a random graph in which each client has as many neighbors as in the given graph."""
+    graph, seed = nx.from_numpy_array(weights), cast(int, generator)  # networkx also accepts NumPy generators
     nx.double_edge_swap(graph, 10 * graph.number_of_edges(), 10**6, seed=seed)
     return nx.to_numpy_array(graph, nodelist=range(len(weights)))
 
 
 def methods(config: BigFed, weights: Weights) -> list[Method]:
-    """All clients that take part."""
+    """Return all methods of the comparison."""
     n = len(weights)
     if max(config.clusters, default=1) > n:
         raise InvalidInput("clusters", max(config.clusters), f"at most {n}, the clients")
@@ -149,7 +149,7 @@ def frozen_costs(config: BigFed, weights: Weights, club: Club) -> tuple[np.ndarr
 def _summarize(
     method: Method, place: int, test: Float[np.ndarray, "seeds rounds"], first: Float[np.ndarray, "seeds rounds"]
 ) -> dict[str, Any]:
-    """Test losses of a method with its best steps, and how far they are behind those of the first."""
+    """Return a method's test losses at its best step sizes, and by how much they exceed those of the first method."""
     final = test[:, -1]
     behind = final - first[:, -1]
     return {

@@ -1,4 +1,4 @@
-"""Methods with their grids of steps and results: one compiled run for all steps and seeds."""
+"""Methods with their grids of step sizes, and their results; one compiled run has all step sizes and seeds."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ SETS = ("train", "validation", "test")
 
 
 class Club(NamedTuple):
-    """Seeds on axis 0, clients on axis 1."""
+    """Data and starts of all seeds of the karate club: seeds on axis 0, clients on axis 1."""
 
     train: tuple[Any, Any]  # inputs [seeds, clients, examples, features], outputs [seeds, clients, examples]
     validation: tuple[Any, Any]
@@ -34,24 +34,24 @@ class Club(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method with its grid of steps."""
+    """A method of the comparison with its grid of step sizes."""
 
     name: str
     steps: list[tuple[float, ...]]
-    program: Callable[..., Node]  # builds the method for one choice of steps
+    program: Callable[..., Node]  # builds the method for one choice of step sizes
     begin: Callable[[PyTree, PyTree], PyTree]  # builds the states from params and kernels
-    loops: tuple[str, ...]  # to record, in turn
+    loops: tuple[str, ...]  # names of the loops to record, in the order in which they run
     network: Network | None = None  # None: a server
     clustered: bool = False  # True if params and hyper are in a recorded state's learner
 
     def at_edge(self, place: int) -> bool:
-        """Return True if a choice is at an end of a grid with more than two steps."""
+        """Return True if the chosen step size is at an end of a grid with more than two step sizes."""
         each = zip(*self.steps, strict=True)
         return any(len(set(own)) > 2 and own[place] in (min(own), max(own)) for own in each)
 
 
 def problem(outer: JointCost | None = None) -> Problem:
-    """Return the costs of the paper's clients; the default of their own outer cost is the training cost."""
+    """Return the costs of the paper's clients; a client's own outer cost is by default its training cost."""
     return Problem(ModelLoss(model, loss), mean_square if outer is None else outer, outer_on="train")
 
 
@@ -62,9 +62,9 @@ def cosine(config: Tuned, weights: Float[np.ndarray, "n n"], *, self_loops: bool
 
 
 def big_fed(config: Tuned, name: str, outer: JointCost | None, peers: Network | None = None) -> Method:
-    """BiG-Fed with every pair of steps and the cost of a graph; None: kernels from the clients' own costs.
+    """Return BiG-Fed with all pairs of step sizes. The graph defines the outer cost; None: clients' own outer costs.
 
-    It runs with a server, or without one on the network of `peers`.
+    With `peers` the method runs without a server, on that network.
     """
     form = "products" if peers is None else "peers"
 
@@ -87,7 +87,7 @@ def solver(
 
 
 def local_and_averaged(config: Tuned) -> list[Method]:
-    """Return the two baselines: each client alone, and one model for all."""
+    """Return the two baselines: each client trains alone, and one model for all clients."""
     return [
         solver(config, "Local", lambda rate: hp.LocalSGD(config.rounds, rate), ("LocalSGD",)),
         solver(config, "FedAvg", lambda rate: hp.FedAvg(config.rounds, rate), ("FedAvg",)),
@@ -95,9 +95,9 @@ def local_and_averaged(config: Tuned) -> list[Method]:
 
 
 def curves(method: Method, club: Club) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean squared errors [steps, seeds, rounds, 3], means over clients, and the last params and hypers.
+    """Return the clients' mean squared error [step sizes, seeds, rounds, 3], and the last params and hypers.
 
-    The last axis is training, validation and test.
+    The last axis holds training, validation and test error.
     """
     # A server needs no links.
     network = method.network or hp.networks.FullyConnected(club.params.shape[1])
@@ -121,7 +121,7 @@ def curves(method: Method, club: Club) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def best_of(errors: Float[np.ndarray, "steps seeds rounds 3"]) -> int:
-    """Return the choice of steps with the lowest validation loss over rounds and seeds, among finite ones."""
+    """Return the choice of step sizes with the lowest finite validation loss, averaged over rounds and seeds."""
     score = errors[..., 1].mean((1, 2))
     if not np.isfinite(score).any():
         raise InvalidInput("rates", "diverges with every choice of steps", "smaller ones")
@@ -129,5 +129,5 @@ def best_of(errors: Float[np.ndarray, "steps seeds rounds 3"]) -> int:
 
 
 def mean_curves(found: dict[str, Float[np.ndarray, "seeds rounds"]]) -> list[Curve]:
-    """Return a line for each method: the mean over seeds by round, and its spread."""
+    """Return a curve for each method: mean and spread over seeds by round."""
     return [Curve(name, np.arange(1, each.shape[1] + 1), each.mean(0), each.std(0)) for name, each in found.items()]

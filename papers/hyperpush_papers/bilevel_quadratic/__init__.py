@@ -1,1 +1,1 @@
-"""Every bilevel algorithm on unlike quadratics with closed forms."""
+"""Compare all bilevel algorithms on quadratics that differ between clients and have closed-form solutions."""

@@ -1,6 +1,7 @@
 """Every bilevel algorithm on one problem with closed forms: where each ends, by iteration and by floats sent.
 
-Unlike quadratics with one hyper for all clients. Distances are of the farthest client, relative to the start's.
+Clients have different quadratic costs and one common hyper. A distance is that of the farthest client, divided by the
+distance at the start.
 """
 
 from hyperpush.base.config import Config

@@ -1,4 +1,4 @@
-"""A row and a curve for every method: how far it ends from its fixed point and from the minimizer."""
+"""Run every method, and measure how far it ends from its own fixed point and from the minimizer."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ power = partial(hp.schedule, "power")
 
 
 def run(config: BilevelQuadratic, run: StudyRun) -> dict[str, Any]:
-    """Solve with every method, and compare with the closed forms."""
+    """Solve with every method; return a row and a curve of its distance to the closed forms."""
     known = [(label, label.replace(",", "").split()[0], method) for label, method in algorithms(config)]
     names = {name for _, name, _ in known}
     for name in config.methods:
@@ -67,13 +67,13 @@ def run(config: BilevelQuadratic, run: StudyRun) -> dict[str, Any]:
 
 
 def farthest(hypers: Array | np.ndarray, point: Float[np.ndarray, " h"]) -> Float[np.ndarray, "..."]:
-    """The farthest client's distance from a point, in units of the point's distance from zero, where all start."""
+    """Return the farthest client's distance from a point, divided by the distance at the start, which is zero."""
     distances = np.linalg.norm(np.asarray(hypers, np.float64) - point, axis=-1).max(-1)
     return np.asarray(distances / np.linalg.norm(point))
 
 
 def algorithms(config: BilevelQuadratic) -> list[tuple[str, Algorithm]]:
-    """Every bilevel algorithm whose hypers agree, with its constants; a method is a line."""
+    """Return every bilevel algorithm with a common hyper, with its step sizes."""
     a, many, fall, slow = hp.algorithms, config.iterations, power(0.5, 0.8), power(1.0, 0.7)
     found: list[tuple[str, Algorithm]] = [
         ("INTERACT", a.INTERACT(many, 0.05, 0.2)),
@@ -99,7 +99,8 @@ def algorithms(config: BilevelQuadratic) -> list[tuple[str, Algorithm]]:
             (f"GBDSBO, {label}", a.GBDSBO(long, step, step, slow if step is fall else step)),
             (f"LDPDSBO, {label}", a.LDPDSBO(long, step, use="reused")),
         ]
-    decay = hp.schedule("milestones", 0.1, at=(60, 600))  # to about 1e-3 of its bias at 0.1, of order γ
+    # reduces the bias, of order γ, to about 1e-3 of that at γ = 0.1
+    decay = hp.schedule("milestones", 0.1, at=(60, 600))
     nested: Any = {"steps": config.outer_steps, "restart": False, "pushes": 5}
     shared = {**nested, "inner": hp.SGP(4000, decay), "outer": hp.optimizer("sgd", learning_rate=0.3)}
     alone = {**nested, "inner": hp.LocalSGD(1000, 0.2), "outer": hp.optimizer("sgd", learning_rate=0.05)}

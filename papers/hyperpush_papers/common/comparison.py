@@ -1,7 +1,7 @@
 """Every bilevel algorithm on one task, each with the same grid of step sizes: the shared part of `tune` and `meta`.
 
-A method runs once for every setting; a new step size compiles nothing. The finite run with the least final outer
-(validation) cost is reported.
+A method runs once for every setting; a new step size needs no compilation. Among runs with finite results, the run with
+the lowest final outer (validation) cost is reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,17 +32,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A task of a comparison, with its metrics and scales."""
+    """A task of a comparison, with its metrics and the units of its step sizes."""
 
-    task: hp.Task  # with common=True all clients have one common hyper
-    metrics: Mapping[str, Cost] = field(default_factory=dict)  # of one client, on its validation examples
-    of_hypers: Mapping[str, Callable[[PyTree], float]] = field(default_factory=dict)  # of all clients
-    outer_unit: float = 1.0  # of outer step sizes
-    inner_unit: float = 1.0  # of inner step sizes: about 1/λ_max of the inner Hessian
-    constants: Callable[[float, float], Constants] | None = None  # by (clip, radius), true of the costs
+    task: hp.Task  # if its `common` is True, all clients have one common hyper
+    metrics: Mapping[str, Cost] = field(default_factory=dict)  # metrics of one client, on its validation examples
+    of_hypers: Mapping[str, Callable[[PyTree], float]] = field(default_factory=dict)  # metrics of all clients' hypers
+    outer_unit: float = 1.0  # factor of all outer step sizes
+    inner_unit: float = 1.0  # factor of all inner step sizes: about 1/λ_max of the inner Hessian
+    constants: Callable[[float, float], Constants] | None = (
+        None  # constants of the costs for privacy, from (clip, radius)
+    )
 
     def measure(self, params: PyTree, hypers: PyTree) -> dict[str, float]:
-        """Return all metrics at a point, means over clients, and the outer cost."""
+        """Return the outer cost and all metrics at a point, as means over clients."""
         metrics = ("outer_cost", self.task.problem.outer), *self.metrics.items()
         found = _means(self.task.problem, metrics, params, hypers, self.task.validation)
         means = {name: float(mean) for name, mean in found.items()}
@@ -61,7 +63,7 @@ def _means(
 
 @dataclass(frozen=True)
 class Compared:
-    """A method at its best setting: a row of the table, its curve, and its end point (None if it was left out)."""
+    """A method at its best setting: row of the table, curve, and end point (None if the method was left out)."""
 
     row: Row
     curve: Row | None = None
@@ -76,7 +78,7 @@ def method_names(config: Comparison, network: Network | None = None) -> list[str
             raise unknown("methods", name, known)
     wanted = [name for name in known if name in config.methods or not config.methods]
     for name in wanted:
-        if network is not None and name not in NESTED:  # these run on any network
+        if network is not None and name not in NESTED:  # nested methods run on any network
             check_links(single_loop(config, name, 0.1, 0.1), network)
     return wanted
 
@@ -86,8 +88,8 @@ def compare(
 ) -> list[Compared]:
     """Run every method at its best setting of the grid.
 
-    `common` has one hyper for all. `personal` is the same task with personal hypers, for methods that support them
-    (PDBO); without it these also run on `common`.
+    In `common` all clients share one hyper. `personal` is the same task with personal hypers, for methods that support
+    them (PDBO). If it is None, these methods also run on `common`.
     """
     found = []
     names = method_names(config, network)
@@ -125,7 +127,7 @@ def too_large(config: Comparison, name: str, task: hp.Task) -> str | None:
 
 
 def best_setting(config: Comparison, name: str, network: Network, on: Benchmark) -> Compared:
-    """Run a method on the whole grid; return its best run with its measurements."""
+    """Run a method at all points of the grid; return its best run with the measurements."""
     methods = []
     for a, b in product(config.outer, config.inner):
         outer, inner = a * on.outer_unit, b * on.inner_unit
@@ -148,7 +150,7 @@ def best_run(
     methods: Sequence[tuple[float, float, Algorithm]],
     **options: Any,
 ) -> Compared:
-    """Return the finite run with the least final outer cost, among methods with their outer and inner step."""
+    """Return the finite run with the lowest final outer cost; each given method has its outer and inner step size."""
     finite = []
     for outer, inner, method in methods:
         with suppress(hp.Diverged):
@@ -163,7 +165,7 @@ def best_run(
 
 
 def rows_apart(steps: int, points: int) -> int:
-    """Return the steps between two points of a curve, with at least this many points, the last at the end."""
+    """Return the steps between two points of a curve with at least this many points, the last one included."""
     return next(every for every in range(max(1, steps // points), 0, -1) if steps % every == 0)
 
 
@@ -172,7 +174,7 @@ def curve_of(name: str, on: Benchmark, found: hp.Solution) -> Row:
     history, columns = found.history, found.history.columns()
 
     def scores(of: Callable[[PyTree], float]) -> list[float | None]:
-        """By row; none where hypers are too many for a history to hold."""
+        """Return a metric of the hypers at each row of the history; None in each row if the history keeps no hypers."""
         if history.hypers is None:
             return [None] * len(history)
         return [of(jax.tree.map(lambda leaf, row=row: leaf[row], history.hypers)) for row in range(len(history))]

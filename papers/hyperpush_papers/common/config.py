@@ -8,7 +8,7 @@ from hyperpush_papers.common.options import Count, Portion, Positive, Positives,
 
 
 class Privacy(Config):
-    """Local differential privacy of a run. Fixed beforehand: a choice by looking at results is a release."""
+    """Settings of private runs, fixed in advance: choosing them by looking at results would be a release of data."""
 
     epsilon: Positive = option(1.0, "Largest ε of any client, for all that it sends.")
     delta: Portion = option(1e-5, "δ of Gaussian noise; 0: pure ε, by Laplace noise.")
@@ -25,7 +25,7 @@ class Privacy(Config):
 
 
 class Comparison(Config):
-    """Options of a comparison; an experiment adds its own."""
+    """Options that all comparisons share; each study adds its own."""
 
     clients: Several = option(10, "How many share the data.")
     network: str = option("ring", "Name of the network; it has to be undirected.")

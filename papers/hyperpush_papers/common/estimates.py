@@ -28,7 +28,7 @@ def run_recorded(
     record: Recorders,
     faults: Faults | None = None,
 ) -> RunResult:
-    """Return the records by loop, with their clocks: the messages sent so far."""
+    """Run an estimator and return its records by loop, with clocks that count the messages sent so far."""
     program, states = _prepare(task, method, network)
     return Simulate(faults=faults).run(program, network, states, task.data, key, record=record)
 
@@ -36,17 +36,18 @@ def run_recorded(
 def records(
     task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, record: Recorders
 ) -> dict[str, PyTree]:
-    """The records by loop, clients on axis 1, as a pure function: to be vmapped over keys, params or numbers.
+    """Return the records by loop, clients on axis 1; a pure function, for `vmap` over keys, params or settings.
 
-    What diverges is NaN or infinite from there on.
+    After a divergence all values are NaN or infinite.
     """
-    own = task.at(point=task.point)  # values computed from a task in a traced function must not outlive it
+    # a copy, so that values the task caches while it is traced are not kept after tracing
+    own = task.at(point=task.point)
     program, states = _prepare(own, method, network)
     return evaluate(program, network, states, own.data, key, record=record)[1]
 
 
 def current_value(state: Any, ctx: Context) -> PyTree:
-    """The estimate so far, for loops whose states have it."""
+    """Return the current estimate, for loops whose states have a field `value`."""
     return state.value
 
 
@@ -61,5 +62,5 @@ def _prepare(task: Task, method: HypergradientEstimator, network: Network) -> tu
 
 
 def _estimate_alone(method: TreeCG, problem: Problem) -> Node:
-    """Return TreeCG's program without the judgment of params, whose loop would hide those that are recorded."""
+    """Return TreeCG's program without the check of the params, whose loop would enclose the recorded loops."""
     return problem.protect(method.estimate_on(problem, "tree"))

@@ -20,7 +20,7 @@ def draw_errors(
     y_label: str,
     title: str = "",
 ) -> None:
-    """The field `error` of labeled curves by two other fields, side by side; nothing without curves."""
+    """Plot the field `error` of labeled curves against two other fields, side by side; skip an empty list of curves."""
     if not curves:
         return
     figure, axes = panels(2)
@@ -35,7 +35,7 @@ def draw_errors(
 def draw_matrix(
     figure: Figure, axes: Axes, values: np.ndarray, x_label: str, y_label: str, *, bar: str, **options: Any
 ) -> None:
-    """A matrix as colors, with a color bar that is labeled `bar`; `options` are those of `Axes.imshow`."""
+    """Draw a matrix as colors, with a color bar labeled `bar`; `options` go to `Axes.imshow`."""
     drawn = axes.imshow(values, aspect="auto", interpolation="nearest", **options)
     axes.grid(visible=False)
     axes.set(xlabel=x_label, ylabel=y_label)

@@ -16,7 +16,7 @@ NESTED = ("PDBO + HGP", "PDBO + TrackedHGP")
 def fitting_options(
     kind: type, options: Mapping[str, Any], required: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The options that a class has; where one without default is not set, that of `required`."""
+    """Return those given options that a class has; for missing options without default take the value in `required`."""
     parameters = inspect.signature(kind).parameters
     found = {name: value for name, value in options.items() if name in parameters and value is not None}
     missing = [name for name, each in parameters.items() if each.default is each.empty and name not in found]
@@ -24,12 +24,12 @@ def fitting_options(
 
 
 def single_loops() -> dict[str, type[Algorithm]]:
-    """The registered algorithms that move params and hypers together, by name."""
+    """Return the registered single-loop algorithms, which move params and hypers together, by name."""
     return {name: each for name, each in registered("algorithms").items() if not issubclass(each, PDBO)}
 
 
 def single_loop(config: Comparison, name: str, outer: float, inner: float) -> Algorithm:
-    """An algorithm that moves params and hypers together, with these step sizes."""
+    """Return a single-loop algorithm with these step sizes."""
     local_rounds = max(1, config.iterations // config.local_steps)
     own = {
         "BSA": {"inner_steps": 3, "growth": 0},
@@ -68,7 +68,7 @@ def nested_loops(
     hgp_step: float,
     tracked_step: float | None = None,
 ) -> hp.PDBO | hp.CDBO:
-    """PDBO with the estimator that the name says; where all are to agree on one hyper, CDBO."""
+    """Return PDBO with the estimator of this name, or CDBO if all clients share one hyper."""
     if name.endswith("TrackedHGP"):
         estimator = hp.TrackedHGP(lengths.order, tracked_step, pushes, tolerance=None)
     else:

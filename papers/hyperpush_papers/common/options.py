@@ -36,8 +36,8 @@ Precision = Literal["float32", "float64"]
 
 
 def study(name: str, summary: str, config: type[Config], **more: Any) -> Experiment:
-    """The study with these options; the module `study` beside that of the options has the function `run`.
+    """Declare a study with these options; its function `run` is in the module `study` beside the options' module.
 
-    `more` are further fields of `Experiment`: how it is tuned, and what refuses options before a sweep.
+    `more` are further fields of `Experiment`: how sweeps tune the study, and how options are checked before a sweep.
     """
     return Experiment(name, summary, config, defer(f"{config.__module__.removesuffix('config')}study:run"), **more)

@@ -17,8 +17,8 @@ from hyperpush_papers.common.comparison import Benchmark, Compared, Row, benchma
 from hyperpush_papers.common.config import Comparison, Privacy
 from hyperpush_papers.common.methods import NESTED, nested_loops
 
-QUIET = 1e6  # an ε whose noise does not matter
-SINGLE = "LDPDSBO"  # the one of the algorithms that move params and hypers together with a private form
+QUIET = 1e6  # an ε so large that its noise is negligible
+SINGLE = "LDPDSBO"  # the only single-loop algorithm that can run privately
 
 
 def run_privately(
@@ -31,7 +31,8 @@ def run_privately(
 ) -> list[Row]:
     """Run the methods that can be private, and add them to the result of `compare`.
 
-    The same run at next to no noise tells what the noise costs from what its settings cost, which are fixed beforehand.
+    Each method also runs with the same settings at negligible noise. This separates the cost of the noise from the cost
+    of the settings, which are fixed in advance.
     """
     if config.privacy is None:
         return []
@@ -56,7 +57,7 @@ def run_privately(
 
 
 def private_key(config: Comparison, name: str, quiet: bool = False) -> PRNGKeyArray:
-    """The key of a method's private run: runs differ in their noise and share no draws with `compare`."""
+    """Return the key of a method's private run; each run draws its own noise, and shares no draws with `compare`."""
     key = jax.random.fold_in(jax.random.key(config.seed), zlib.crc32(b"quiet" if quiet else b"private"))
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
@@ -64,7 +65,7 @@ def private_key(config: Comparison, name: str, quiet: bool = False) -> PRNGKeyAr
 def private_row(
     config: Comparison, privacy: Privacy, name: str, network: Network, on: Benchmark, key: PRNGKeyArray
 ) -> tuple[Row, float]:
-    """The row of one private run, and the ε that it claims."""
+    """Run a method privately; return its row with the ε that it claims."""
     if name == SINGLE:
         method, claimed = calibrated_single_loop(privacy, network, on)
         task, steps = on.task, (privacy.loop_outer, privacy.loop_inner)
@@ -75,9 +76,9 @@ def private_row(
 
 
 def calibrated_single_loop(privacy: Privacy, network: Network, on: Benchmark) -> tuple[hp.algorithms.LDPDSBO, float]:
-    """LDP-DSBO on a data set that it reuses, for a number of iterations that is known; and the ε that it claims.
+    """Return LDP-DSBO with noise for a known number of iterations on a reused data set, and the ε that it claims.
 
-    The noise on every variable is in proportion to how much an example can change it.
+    The noise on each variable is proportional to the largest change of the variable by one example.
     """
     assert on.constants is not None
     rows = min(capacity(one_client(each)) for each in (on.task.train, on.task.validation))
@@ -101,12 +102,12 @@ def calibrated_single_loop(privacy: Privacy, network: Network, on: Benchmark) ->
 def calibrated_nested_loops(
     config: Comparison, privacy: Privacy, name: str, network: Network, on: Benchmark
 ) -> tuple[hp.Task, hp.PDBO | hp.CDBO, float]:
-    """The task with noise on everything that PDBO learns of data, PDBO, and the ε that it claims."""
+    """Return the private task, on which PDBO gets only noisy gradients and products, PDBO, and the claimed ε."""
     assert on.constants is not None
     first, delta = (hp.privacy.Gaussian(1.0), privacy.delta) if privacy.delta else (hp.privacy.Laplace(1.0), None)
     constants, step = on.constants(privacy.clip, privacy.radius), privacy.inner * on.inner_unit
     hypers = "per example" if all(on.task.by_example) else "shared"
-    along_y, along_x = (float(bound / constants.R) for bound in constants.products)  # finite without C_J
+    along_y, along_x = (float(bound / constants.R) for bound in constants.products)  # finite, even if C_J is not given
     task = on.task.private(clip=privacy.clip, noise=first, curvature=along_y, coupling=along_x, hypers=hypers)
     outer = privacy.outer * on.outer_unit
     method = nested_loops(privacy, name, task, config.pushes, outer, step, hgp_step=step, tracked_step=step)
@@ -115,9 +116,10 @@ def calibrated_nested_loops(
 
 
 def costs_of_privacy(best: Row, same: Row, noisy: Row) -> dict[str, float]:
-    """Return the cost of privacy in accuracy, and its parts; None for a run that diverged.
+    """Return the loss of accuracy by privacy, and its two parts; None for a run that diverged.
 
-    `best` is the row without privacy, `same` that of the private settings at next to no noise, `noisy` the private one.
+    `best` is the row without privacy, `noisy` the private row, and `same` that of the private settings with negligible
+    noise.
     """
     if "accuracy" not in noisy or "accuracy" not in best:
         return {}

@@ -24,7 +24,7 @@ def report(
     references: Mapping[str, Row],
     metrics: Sequence[str],
 ) -> Row:
-    """Run methods privately, show and return everything: rows, references, private rows, curves."""
+    """Run methods privately; show and return rows, references, private rows and curves of the comparison."""
     private = run_privately(config, run, network, found, *benchmarks)
     rows, curves = [each.row for each in found], [each.curve for each in found if each.curve is not None]
     table(run, f"{name} on {data}", rows)
@@ -38,7 +38,7 @@ def report(
 
 
 def table(run: StudyRun, title: str, rows: Sequence[Row]) -> None:
-    """A table of rows that need not have the same columns; settings are spelled out, lists left to the result."""
+    """Show rows as a table; rows may have different columns. Settings are written out, and lists are omitted."""
     columns = list(dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], list)))
 
     def text(value: Any) -> Any:
@@ -46,19 +46,19 @@ def table(run: StudyRun, title: str, rows: Sequence[Row]) -> None:
             return ", ".join(f"{key} {each:.3g}" for key, each in value.items())
         return value
 
-    shown = [column for column in columns if column != "assumes"]  # it is printed once, below
+    shown = [column for column in columns if column != "assumes"]  # `assumes` is printed once, below the table
     run.table(title, shown, [[text(row.get(column)) for column in shown] for row in rows])
 
 
 def level(name: str, reference: Row, curves: Sequence[Row]) -> Row:
-    """A reference as a horizontal line along the methods' curves."""
+    """Return a curve that is a horizontal line at a reference value."""
     ends = {x: [1, max([1, *(curve[x][-1] for curve in curves)])] for x in AXES}
     values = {key: [value, value] for key, value in reference.items() if isinstance(value, float)}
     return {"method": name, **ends, **values}
 
 
 def draw(run: StudyRun, name: str, curves: Sequence[Row], metrics: Sequence[str]) -> None:
-    """A figure of each metric by iteration and by floats sent."""
+    """Draw each metric by iteration and by floats sent."""
     for metric in metrics:
         figure, axes = panels(2)
         for axis, x in zip(axes, AXES, strict=True):
@@ -66,7 +66,7 @@ def draw(run: StudyRun, name: str, curves: Sequence[Row], metrics: Sequence[str]
                 if metric not in curve:
                     continue
                 values = [float("nan") if value is None else value for value in curve[metric]]
-                style = ("-", "--", ":")[number // 10 % 3]  # there are ten colors
+                style = ("-", "--", ":")[number // 10 % 3]  # another line style after each ten colors
                 axis.plot(curve[x], values, style, label=curve["method"])
             axis.set_xlabel(x.replace("_", " "))
             axis.set_ylabel(metric.replace("_", " "))

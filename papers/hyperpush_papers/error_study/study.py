@@ -16,12 +16,13 @@ from hyperpush.verbs.figures import Curve, error_curves, panels
 from hyperpush_papers.common.estimates import current_value
 from hyperpush_papers.error_study.config import ErrorStudy
 
-MILESTONES = (0.6, 0.8, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.998, 0.9998)  # the paper's, of the steps
+# shares of the steps at which the paper lowers the step size
+MILESTONES = (0.6, 0.8, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.998, 0.9998)
 ERROR = "error of the hypergradient"
 
 
 def run(config: ErrorStudy, run: StudyRun) -> dict[str, Any]:
-    """Errors by order, pushes and batch size; then the two trends."""
+    """Measure errors by order, pushes and batch size; then two trends, by batch size and by error of the params."""
     network = hp.network(config.network, config.clients, config.seed, **config.network_options)
     task = hp.tasks.logistic(config.clients, config.seed, examples=config.examples, rate=config.hyper)
     training_key, estimation_key = jax.random.split(jax.random.key(config.seed))
@@ -65,8 +66,8 @@ def run(config: ErrorStudy, run: StudyRun) -> dict[str, Any]:
         "errors": rows,
         "by_batch": by_batch,
         "by_inner_steps": by_steps,
-        # Errors are taken against the closed form at the inner solution that was reached; this is how far that is from
-        # the closed form at the exact one.
+        # Errors are relative to the closed form at the params that training reached. This is the distance of that
+        # closed form to the one at the exact inner solution.
         "inner_distance": float(np.linalg.norm(at - solution)),
         "inner_effect": float(np.linalg.norm(truth_here - truth)),
     }
@@ -75,7 +76,7 @@ def run(config: ErrorStudy, run: StudyRun) -> dict[str, Any]:
 
 
 def train(config: ErrorStudy, task: hp.Task, network: Network, key: Array, steps: int) -> Float[Array, "n d"]:
-    """Params after `steps` of SGP with the paper's milestones in proportion."""
+    """Return the task after `steps` of SGP, with the paper's milestones scaled to this number of steps."""
     step_size = hp.schedule("milestones", config.inner_rate, at=sorted({round(at * steps) for at in MILESTONES}))
     return hp.train(task, hp.SGP(steps, step_size), network, key=key).params
 
@@ -90,7 +91,7 @@ def estimate_errors(
     batch: int,
     truth: Float[np.ndarray, "n d"],
 ) -> Float[np.ndarray, "runs order"]:
-    """ℓ2 errors of all runs, by order."""
+    """Return the ℓ2 errors of the estimates of all runs, by order."""
     method = hp.HGP(config.order, pushes, config.step, None if batch >= config.examples else batch)
     record = {"HGP": current_value}
     found = hp.hypergradient(task.at(params=at), method, network, key=key, seeds=config.runs, record=record)
@@ -98,18 +99,18 @@ def estimate_errors(
 
 
 def mean_and_spread(errors: Float[np.ndarray, "runs order"]) -> tuple[np.ndarray, np.ndarray]:
-    """Over runs, by order."""
+    """Return mean and spread of errors over runs, by order."""
     return errors.mean(0), errors.std(0, ddof=1)
 
 
 def last(errors: Float[np.ndarray, "runs order"]) -> dict[str, float]:
-    """Mean and spread at the largest order."""
+    """Return mean and spread of errors at the largest order."""
     mean, spread = mean_and_spread(errors)
     return {"error_mean": float(mean[-1]), "error_std": float(spread[-1])}
 
 
 def draw_trends(config: ErrorStudy, run: StudyRun, by_batch: list[dict], by_steps: list[dict]) -> None:
-    """Errors by batch size, and by how far the inner solution is."""
+    """Draw errors by batch size, and by the distance of the params to the inner solution."""
     figure, axes = panels(2)
     trends = (by_batch, "batch", "batch size"), (by_steps, "distance", "distance of the inner solution")
     for axis, (points, x, label) in zip(axes, trends, strict=True):
@@ -124,7 +125,7 @@ def draw_trends(config: ErrorStudy, run: StudyRun, by_batch: list[dict], by_step
 
 
 def show(config: ErrorStudy, run: StudyRun, result: dict[str, Any], orders: Sequence[int]) -> None:
-    """Errors by order: a row for each batch size and number of pushes."""
+    """Show a table of errors by order, with a row for each batch size and number of pushes."""
     cells = {(row["batch"], row["pushes"], row["order"]): f"{row['error_mean']:.1e}" for row in result["errors"]}
     run.table(
         f"error at the inner solution reached, mean of {config.runs} runs; true norm {result['true_norm']:.4g}",

@@ -1,8 +1,8 @@
 """Every hypergradient estimator on one problem and several networks: error by rounds and by floats sent.
 
-Logistic regression with L2 rates as hypers, at its exact inner solution. HGP is run on a whole grid of pushes and step
-sizes, Automatic and TrackedHGP without settings. Estimators that go back through SGP are compared with their own
-target, the derivative of SGP's expected step, all others with the closed form.
+The problem is logistic regression with L2 rates as hypers, at its exact inner solution. HGP runs on a grid of pushes
+and step sizes; Automatic and TrackedHGP run without settings. Estimators that differentiate SGP are compared with their
+own target, which follows from SGP's expected step. All others are compared with the closed form.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""All curves, and the costs on each network for errors of 1e-4 and 1e-6."""
+"""Error curves of all estimators, and their costs on each network for errors of 1e-4 and 1e-6."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -21,13 +21,13 @@ from hyperpush_papers.estimators.config import Estimators
 
 REACHED = (1e-4, 1e-6)
 TREE_LOOPS = ("TreeCG", "TreeCG without probe")
-TAPE = 10**6  # numbers that ITD may record
+TAPE = 10**6  # largest number of values that ITDBackward may record
 Row = dict[str, Any]
 Reader = Callable[[Any, Context], PyTree]
 
 
 def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
-    """Every estimator on every network, for every size of the problem."""
+    """Run every estimator on every network, for every size of the problem."""
     curves, summary, stops, lossy = [], [], [], []
     with run.progress("networks", len(config.sizes) * len(config.networks)) as bar:
         for clients, width in config.sizes:
@@ -70,13 +70,16 @@ class Comparison:
         hessians, *_ = oracles.derivatives(*self.point)
         self.unit = 1 / float(np.linalg.eigvalsh(hessians.mean(0))[-1])
         self.key = jax.random.key(config.seed)
-        self.least: int | None = None  # orders that HGP takes with exact averages
+        self.least: int | None = (
+            None  # order at which HGP with exact averages first has an error below 1e-4; None: not yet known
+        )
 
     def curves_on(self, name: str) -> list[Row]:
-        """The curves of all estimators that the network allows."""
+        """Return the curves of all estimators that can run on the network of this name."""
         config, known, network = self.config, hp.hypergradients, self.network(name)
         curves = self.grid_curves(network, "push") + ([] if network.directed else self.grid_curves(network, "gossip"))
-        server = known.ImplicitCG(min(config.order, 2 * self.width), singular="minimum-norm")  # no second system
+        # without a second right-hand side
+        server = known.ImplicitCG(min(config.order, 2 * self.width), singular="minimum-norm")
         cases: list[tuple[HypergradientEstimator, str, Reader, np.ndarray]] = [
             (hp.TrackedHGP(tolerance=config.tolerance), "TrackedHGP", self.implied_value_and_pushes, self.truth),
             (server, "ImplicitCG", self.implied_value, self.truth),
@@ -100,17 +103,17 @@ class Comparison:
         return curves + [self.recorded_curve(network, *case) for case in cases]
 
     def network(self, name: str) -> Network:
-        """The network of a name."""
+        """Return the network of this name."""
         options = {"k": min(self.config.out_links, self.clients - 1)} if name == "k-out" else {}
         return hp.network(name, self.clients, self.config.seed, **options)
 
     def automatic_curve(self, network: Network, faults: hp.Faults | None = None) -> Row:
-        """The default's, which is `TreeCG`: two loops, with and without its second system."""
+        """Return the curve of `hp.Automatic`, here TreeCG: a loop with a second right-hand side, and one without."""
         estimator = hp.Automatic(tolerance=self.config.tolerance)
         return self.recorded_curve(network, estimator, TREE_LOOPS, self.implied_value, self.truth, faults)
 
     def stop(self, name: str, estimator: HypergradientEstimator, faults: hp.Faults | None = None) -> Row:
-        """Return the error and costs of an estimator that ends by itself."""
+        """Return the error and costs of an estimator that decides by itself when to stop."""
         engine = hp.Simulate(faults=faults)
         found = hp.hypergradient(self.task, estimator, self.network(name), key=self.key, engine=engine)
         error = np.linalg.norm(np.asarray(found.value, np.float64) - self.truth) / np.linalg.norm(self.truth)
@@ -125,7 +128,10 @@ class Comparison:
         }
 
     def compare_under_loss(self, name: str, curves: Sequence[Row], faults: hp.Faults) -> Row:
-        """The default, and TrackedHGP of fixed length with its best number of pushes: floats per parameter to 1e-4."""
+        """Return floats per parameter to an error of 1e-4 on lossy links: Automatic, and the best TrackedHGP.
+
+        TrackedHGP has a fixed length and its best number of pushes here.
+        """
         network, config, error = self.network(name), self.config, REACHED[0]
         usual = next(curve["pushes"] for curve in curves if curve["method"] == "TrackedHGP")
         best, pushes = None, None
@@ -147,12 +153,12 @@ class Comparison:
         }
 
     def implied_value(self, state: Any, ctx: Context) -> PyTree:
-        """−B_i q: the hypergradient that a solution q implies (these outer costs do not see the hypers)."""
+        """Return the estimate −B_i q for a solution q of the linear system; outer costs do not depend on hypers."""
         batch, q = full_batch(ctx.data.train), getattr(state, "x" if hasattr(state, "x") else "q").reshape(-1)
         return -self.task.problem.jacobian_product(state.params, state.hyper, batch, q)
 
     def implied_value_and_pushes(self, state: Any, ctx: Context) -> PyTree:
-        """The same, and how many pushes TrackedHGP chose."""
+        """Return the estimate that q implies, and the number of pushes that TrackedHGP chose."""
         return self.implied_value(state, ctx), state.pushes
 
     def curve(
@@ -165,11 +171,11 @@ class Comparison:
         truth: np.ndarray,
         **more: Any,
     ) -> Row:
-        """One curve of the result; `values` has the records on axis 0."""
+        """Return an error curve as a row of the result; `values` holds the recorded estimates on axis 0."""
         norm = float(np.linalg.norm(truth))
         errors = np.linalg.norm((np.asarray(values, np.float64) - truth).reshape(len(rounds), -1), axis=1) / norm
         finite = np.isfinite(errors) & (errors < 1e6)
-        end = len(errors) if finite.all() else int(np.argmin(finite))  # diverged curves are cut there
+        end = len(errors) if finite.all() else int(np.argmin(finite))  # cut a curve where it diverges
         return {
             "method": method,
             "network": network.name,
@@ -192,7 +198,7 @@ class Comparison:
         faults: hp.Faults | None = None,
         task: hp.Task | None = None,
     ) -> Row:
-        """Return the curve of an estimator with recorded loops; earlier costs are counted, too."""
+        """Run an estimator and return its curve from the recorded loops; costs before these loops count, too."""
         names = (loops,) if isinstance(loops, str) else loops
         found = run_recorded(task or self.task, estimator, network, self.key, dict.fromkeys(names, reader), faults)
         ran = [name for name in names if name in found.clocks]
@@ -206,10 +212,10 @@ class Comparison:
         return self.curve(type(estimator).__name__, network, rounds, floats, values, truth, **more)
 
     def grid_curves(self, network: Network, averaging: Literal["push", "gossip"]) -> list[Row]:
-        """HGP's grid of pushes and step sizes.
+        """Return the curves of HGP on its grid of pushes and step sizes.
 
-        Once some point of the grid has come below 1e-4, numbers of pushes that would cost more even if their averages
-        were exact are left out.
+        Once a point of the grid has reached an error of 1e-4, larger numbers of pushes are skipped if they would cost
+        more even with exact averages.
         """
         if self.least is None:
             self.least = min(orders_until(curve, REACHED[0]) for curve in self.curves_with(network, 1, "exact"))
@@ -222,7 +228,7 @@ class Comparison:
         return found
 
     def curves_with(self, network: Network, pushes: int, by: Literal["push", "gossip", "exact"]) -> list[Row]:
-        """HGP with all step sizes of the grid and one number of pushes."""
+        """Return the curves of HGP with one number of pushes and all step sizes of the grid."""
 
         @jax.jit
         def values(network, steps):
@@ -242,23 +248,23 @@ class Comparison:
 
 
 def orders_until(curve: Row, error: float) -> int:
-    """Return records up to and including the first below `error`; all if none is below."""
+    """Return the number of records up to and including the first with at most this error; all if there is none."""
     errors = curve["relative_error"]
     return min(len(errors), 1 + next((place for place, found in enumerate(errors) if found <= error), len(errors)))
 
 
 def floats_until(curve: Row, error: float) -> int | None:
-    """Floats per client from which on the error is at most `error`; None if it is not in the end."""
+    """Return the floats per client after which the error stays at most `error`; None if the last error is larger."""
     above = [place for place, found in enumerate(curve["relative_error"]) if found > error]
     place = above[-1] + 1 if above else 0
     return curve["floats_per_client"][place] if place < len(curve["floats_per_client"]) else None
 
 
 def summarize(name: str, clients: int, width: int, curves: Sequence[Row]) -> Row:
-    """Floats per parameter to each error: HGP at the best point of its grid, TrackedHGP, CG with a server."""
+    """Return floats per parameter to each error, for HGP at the best point of its grid and for all other estimators."""
     row: Row = {"network": name, "clients": clients}
     for error in REACHED:
-        # HGP's grid is only searched until 1e-4.
+        # The search on HGP's grid stops at an error of 1e-4, so HGP has no number for smaller errors.
         methods = ("TrackedHGP", "Automatic", "ImplicitCG")
         for method in ("HGP", *methods) if error == REACHED[0] else methods:
             own = [curve for curve in curves if curve["method"] == method and floats_until(curve, error) is not None]
@@ -270,7 +276,7 @@ def summarize(name: str, clients: int, width: int, curves: Sequence[Row]) -> Row
 
 
 def best_by_label(curves: Sequence[Row]) -> dict[str, Row]:
-    """HGP at its best step for each number of pushes, and everything else."""
+    """Return curves by label: HGP at its best step size for each number of pushes, and all other methods."""
     best: dict[str, Row] = {}
     for curve in sorted(curves, key=lambda curve: min(curve["relative_error"], default=np.inf)):
         label = f"HGP, S = {curve['pushes']}" if curve["method"] == "HGP" else curve["method"]

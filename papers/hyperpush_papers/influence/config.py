@@ -1,7 +1,7 @@
 """Influence of training examples: predicted without moving data, checked by retraining without them.
 
 It follows section 5.2 and appendix A.2 of Terashita and Hara, "Decentralized hyper-gradient computation over
-time-varying directed networks". Groups, whole clients, damping, and a search for wrong labels come on top
+time-varying directed networks". The study adds groups, whole clients, damping, and a search for wrong labels
 (docs/results/influence.md).
 """
 
@@ -22,13 +22,13 @@ from hyperpush_papers.common.options import (
     study,
 )
 
-# What is left out of the options of a CNN.
+# Values of options that are not given, for a CNN.
 CNN = {"steps": 1000, "rate": 0.05, "batches": (0, 64), "l2": 1e-3}
 CNN |= {"removals": 20, "at_once": 1, "order": 1000, "step": 0.05}
 
 
 class Hunt(Config):
-    """The hunt for wrong labels on scikit-learn's digits."""
+    """Options of the search for wrong labels on scikit-learn's digits."""
 
     seeds: Whole = option(3, "How often, with data and flips of their own; 0: not at all.")
     kinds: Annotated[tuple[Literal["random", "systematic"], ...], NONEMPTY] = option(
@@ -40,7 +40,7 @@ class Hunt(Config):
 
 
 class InfluenceStudy(Config):
-    """Options of the study of influence; what is left out depends on the model."""
+    """Options of the study of influence; the defaults of missing options depend on the model."""
 
     model: Literal["logistic", "cnn"] = option("logistic", "What is trained.")
     clients: Several = option(3, "Number of clients.")
@@ -75,8 +75,8 @@ class InfluenceStudy(Config):
     precision: Precision = "float32"
 
     def check(self) -> None:
-        """Take the CNN's own values for all that was left out."""
-        if self.model == "cnn":  # options are frozen once they are made
+        """For a CNN, give all missing options the CNN's default values."""
+        if self.model == "cnn":  # by `vars`, since options are frozen after they are made
             vars(self).update({name: value for name, value in CNN.items() if name not in self.given})
 
 

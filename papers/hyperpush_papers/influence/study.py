@@ -27,9 +27,10 @@ from hyperpush_papers.influence.config import InfluenceStudy
 from hyperpush_papers.influence.wrong_labels import RATE, hunt_wrong_labels, l2
 from hyperpush_papers.papers import items
 
-MILESTONES = (0.6, 0.8, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.998, 0.9998)  # of the steps: the rate falls tenfold
+# shares of the steps after which the step size falls tenfold
+MILESTONES = (0.6, 0.8, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.998, 0.9998)
 PAPER = items()["B.table4"].published
-TIMED = 5  # runs of each kind, of which the median counts
+TIMED = 5  # timed runs of each kind; the median is reported
 AGREEMENT = ("r2", "f1", "kendall", "spearman")
 
 Predict = Callable[[Influence], Float[np.ndarray, " k"]]  # scores of the removed examples
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 
 
 def run(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
-    """Predict, retrain, compare; then groups and clients, and the hunt."""
+    """Compare predicted effects of removals with retraining; then groups, clients, and the search for wrong labels."""
     network = hp.network(config.network, config.clients, config.seed, **config.network_options)
     task, described = task_of(config)
     cases = [_case(config, run, task, network, batch, place == 0) for place, batch in enumerate(config.batches)]
@@ -100,14 +101,14 @@ def draw_images(config: InfluenceStudy) -> Dataset:
 
 
 def solver_of(steps: int, rate: float, batch: int) -> hp.SGP:
-    """SGP whose rate falls tenfold at the paper's milestones, in proportion."""
+    """Return SGP whose step size falls tenfold at the paper's milestones, scaled to the number of steps."""
     at = tuple(sorted({round(share * steps) for share in MILESTONES}))
     return hp.SGP(steps, hp.schedule("milestones", rate, at=at), batch_size=batch or None)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One way of training, and where it led."""
+    """One way of training, with the trained params."""
 
     config: InfluenceStudy
     run: StudyRun
@@ -115,16 +116,16 @@ class Trained:
     network: Network
     solver: hp.SGP
     training_key: PRNGKeyArray
-    key: PRNGKeyArray  # of the estimates
+    key: PRNGKeyArray  # key of the estimates
 
     @cached_property
     def there(self) -> Task:
-        """The task at the params reached."""
+        """The task at the trained params."""
         with self.run.progress(f"training, {_size(self.solver.batch_size)}", self.solver.steps) as bar:
             return hp.train(self.task, self.solver, self.network, key=self.training_key, hooks=(bar,)).task
 
     def retrain(self, weights: Sequence[Weights], progress: Callable[[float], None] | None = None) -> Effects:
-        """Train with each of these weights, and with everything, on the links and mini-batches of the training run."""
+        """Train with each of these weights, and with all examples, on links and mini-batches of the training run."""
         options: Any = {"key": self.training_key, "at_once": self.config.at_once, "progress": progress}
         return influence.retrain(self.task, self.solver, self.network, weights, **options)
 
@@ -135,7 +136,7 @@ class Trained:
             return self.retrain(weights, bar.update).total
 
     def scores(self, estimator: HypergradientEstimator, damping: float, *, look: bool = False) -> Influence:
-        """Predictions at the params reached; with `look`, also at the curvature there."""
+        """Return predictions at the trained params; with `look`, also check the curvature there."""
         steps: Any = {"parties": None} if look else {"parties": None, "curvature_steps": 0}
         return influence.scores(self.there, estimator, self.network, key=self.key, damping=damping, **steps)
 
@@ -148,7 +149,7 @@ def _size(batch: int | None) -> str:
 
 
 def _case(config: InfluenceStudy, run: StudyRun, task: Task, network: Network, batch: int, first: bool) -> Row:
-    """One way of training: its predictions against retraining; of the first also groups, times and files."""
+    """Compare predictions with retraining for one way of training; for the first way also groups, times and files."""
     keys = jax.random.split(jax.random.key(config.seed))
     trained = Trained(config, run, task, network, solver_of(config.steps, config.rate, batch), keys[0], keys[1])
     found = trained.scores(hp.TrackedHGP(config.order), config.damping, look=True)
@@ -186,7 +187,7 @@ def _case(config: InfluenceStudy, run: StudyRun, task: Task, network: Network, b
 
 
 def _compare_methods(trained: Trained, predict: Predict, actual: np.ndarray) -> list[Row]:
-    """Other dampings and estimators on the same removals."""
+    """Compare predictions with other dampings and estimators on the same removals."""
     config, order = trained.config, trained.config.order
     hgp = hp.HGP(order, config.pushes, config.step, trained.solver.batch_size)
     ways: list[tuple[float, HypergradientEstimator]]
@@ -208,8 +209,9 @@ def _compare_methods(trained: Trained, predict: Predict, actual: np.ndarray) -> 
 def _judge(
     trained: Trained, estimator: HypergradientEstimator, damping: float, predict: Predict, actual: np.ndarray
 ) -> Row:
-    """Compare an estimator's predictions with retraining."""
-    if isinstance(estimator, hp.hypergradients.ITDBackward):  # from the start, on the links of the training run
+    """Return how well an estimator's predictions agree with retraining."""
+    # it starts from the untrained task, and uses the links of the training run
+    if isinstance(estimator, hp.hypergradients.ITDBackward):
         scores = influence.scores(
             trained.task, estimator, trained.network, key=trained.training_key, damping=damping, curvature_steps=0
         )
@@ -223,8 +225,8 @@ def _judge(
 
 
 def _time_retraining(trained: Trained, removals: list[Weights]) -> Row | None:
-    """Seconds of one retraining and of all, each beside that with everything; compiled before, medians of a few."""
-    if trained.config.model == "cnn":  # as long as everything else together
+    """Return seconds of one retraining and of all, each with the run on all examples; medians without compilation."""
+    if trained.config.model == "cnn":  # skipped, since it would take as long as the whole study
         return None
     seconds: dict[str, list[float]] = {"one": [], "all": []}
     for _ in range(TIMED):
@@ -237,11 +239,11 @@ def _time_retraining(trained: Trained, removals: list[Weights]) -> Row | None:
 
 
 def _remove_groups(trained: Trained, found: Influence) -> Row:
-    """Groups of random and of the most harmful examples, and whole clients."""
+    """Remove groups of random examples, groups of the most harmful examples, and whole clients."""
     config, generator = trained.config, np.random.default_rng(trained.config.seed)
     places = [(client, number) for client, own in enumerate(found.examples) for number in range(len(own))]
     worst = sorted(places, key=lambda place: found.examples[place[0]][place[1]])
-    groups: list[tuple[Row, list[Any], list[int]]] = []  # how its row begins, its examples, its clients
+    groups: list[tuple[Row, list[Any], list[int]]] = []  # first entries of a group's row, its examples, its clients
     for size in config.groups:
         if size < len(places):
             drawn = [places[i] for i in generator.permutation(len(places))[:size]]
@@ -264,8 +266,9 @@ def _remove_groups(trained: Trained, found: Influence) -> Row:
 
 
 def _newton(trained: Trained, weights: Weights) -> float | None:
-    """A Newton step with these weights; None if it diverges."""
-    estimator = hp.TrackedHGP(acceleration=0)  # clients with nothing left lack curvature
+    """Return the effects by a Newton step with these weights; None if it diverges."""
+    # acceleration diverges if a client has no examples left, and so no curvature
+    estimator = hp.TrackedHGP(acceleration=0)
     damping = trained.config.damping
     try:
         found = influence.group_score(
@@ -280,7 +283,7 @@ def _newton(trained: Trained, weights: Weights) -> float | None:
 
 
 def _write_rankings(run: StudyRun, found: Influence) -> None:
-    """Return every client's own ranking: rank 1 hurts all clients most."""
+    """Write each client's ranking of its own examples: rank 1 hurts all clients most."""
     for client, scores in enumerate(found.examples):
         ranks = np.argsort(found.ranking(client)) + 1
         lines = [f"{number},{score:.9g},{rank}" for number, (score, rank) in enumerate(zip(scores, ranks, strict=True))]
@@ -288,7 +291,7 @@ def _write_rankings(run: StudyRun, found: Influence) -> None:
 
 
 def _report(config: InfluenceStudy, run: StudyRun, cases: list[Row], described: str) -> None:
-    """Scatter plots and tables."""
+    """Draw scatter plots and show tables."""
     figure, axes = panels(len(cases))
     for axis, case in zip(axes, cases, strict=True):
         pairs = case["pairs"]
@@ -310,7 +313,7 @@ def _report(config: InfluenceStudy, run: StudyRun, cases: list[Row], described: 
 
 
 def _lines(case: Row) -> list[tuple[Any, ...]]:
-    """Of a table: the estimator that was chosen, the others, and the paper's."""
+    """Return the rows of a table: the chosen estimator, the other estimators, and the paper's numbers."""
     rows = [{**case, "method": "TrackedHGP (chosen)"}, *case["methods"]]
     if case["paper"]:
         rows.append({"method": "HGP (the paper)", "damping": 0.0, **case["paper"]})

@@ -1,4 +1,4 @@
-"""The hunt for wrong labels on scikit-learn's digits."""
+"""The search for wrong labels on scikit-learn's digits."""
 
 from itertools import product
 from typing import Any
@@ -21,9 +21,11 @@ from hyperpush_papers.common.data.partition import iid, split, stack
 from hyperpush_papers.common.data.sources import load
 from hyperpush_papers.influence.config import Hunt, InfluenceStudy
 
-WORST = {"worst_10": 0.1, "worst_20": 0.2}  # shares of a client's examples in which wrong labels are looked for
-CLIENTS, NOISY, SHARE = 5, 2, 0.1  # how many, how many of them mislabel, and which share of their labels
-RATE, L2_RATE = 0.5, 1e-3  # the first step size of SGP, and that of the penalty
+# share of a client's examples that is searched for wrong labels: the worst 10 % and 20 %
+WORST = {"worst_10": 0.1, "worst_20": 0.2}
+# number of clients, number of these with wrong labels, and share of wrong labels there
+CLIENTS, NOISY, SHARE = (5, 2, 0.1)
+RATE, L2_RATE = 0.5, 1e-3  # the first step size of SGP, and the rate of the L2 penalty
 WAYS = ("influence", "shared loss", "local loss", "random")
 
 
@@ -35,12 +37,12 @@ def softmax_losses(params: PyTree, rate: PyTree, examples: PyTree) -> Float[Arra
 
 
 def l2(params: PyTree, rate: Array) -> Float[Array, ""]:
-    """½·rate·‖params‖²."""
+    """Return the L2 penalty ½·rate·‖params‖²."""
     return L2(rate)(params, None)
 
 
 def noisy_digits(kind: str, seed: int) -> tuple[Task, list[np.ndarray], Generator]:
-    """The task on digits, which training labels of each noisy client are wrong, and the generator."""
+    """Return the task on digits, a mask of wrong training labels for each noisy client, and the random generator."""
     found, generator = load("digits"), np.random.default_rng(seed)
     parts = split(iid(len(found.labels), CLIENTS, generator), generator)
     labels = found.labels.copy()
@@ -49,7 +51,7 @@ def noisy_digits(kind: str, seed: int) -> tuple[Task, list[np.ndarray], Generato
         many = max(1, round(SHARE * len(own)))
         if kind == "random":
             chosen, shift = generator.choice(own, many, replace=False), generator.integers(1, found.classes, many)
-        else:  # of one label, or of two that follow each other
+        else:  # systematic errors: all examples of one label, or of two consecutive labels
             by_label = own[np.argsort(labels[own], kind="stable")]
             chosen, shift = np.roll(by_label, -generator.integers(len(own)))[:many], 1
         labels[chosen] = (labels[chosen] + shift) % found.classes
@@ -67,7 +69,7 @@ def noisy_digits(kind: str, seed: int) -> tuple[Task, list[np.ndarray], Generato
 
 
 def hunt_wrong_labels(config: InfluenceStudy, solver: hp.SGP, run: StudyRun) -> dict[str, Any]:
-    """The share of wrong labels found by influence, by the loss under the shared or the own model, and by chance."""
+    """Return shares of wrong labels found by influence, by the loss under the shared or own model, and by chance."""
     hunt, rows = config.hunt, []
     network = hp.network(config.network, CLIENTS, config.seed, **config.network_options)
     with run.progress("wrong labels", hunt.seeds * len(hunt.kinds)) as bar:

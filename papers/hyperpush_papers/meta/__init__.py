@@ -1,1 +1,1 @@
-"""Decentralized meta-learning by every bilevel algorithm."""
+"""Compare all bilevel algorithms on decentralized meta-learning."""

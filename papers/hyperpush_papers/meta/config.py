@@ -12,7 +12,7 @@ from hyperpush_papers.common.options import Count, Counts, Positive, Positives, 
 
 
 class Meta(Comparison):
-    """Options of meta-learning, beside those of every comparison."""
+    """Options of meta-learning, in addition to those of every comparison."""
 
     data: Literal["auto", "digits", "mnist", "emnist", "cifar10", "cifar100"] = option(
         "auto", "Images; auto: CIFAR-10 if it is there, else scikit-learn's digits."

@@ -1,7 +1,7 @@
 """Meta-learning: a representation that all clients agree on, and a head on top of it for every task.
 
-The hypers are the weights of the representation, the params the heads of all clients' tasks side by side. The inner
-cost of a client looks at the support examples of its own tasks, the outer cost at their query examples.
+The hypers are the weights of the representation. The params are the heads of all clients' tasks. A client's inner cost
+uses the support examples of its own tasks, and its outer cost their query examples.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from hyperpush.task.task import Task
 
 Loss = Literal["cross-entropy", "squares"]
 Layers = tuple[dict[str, Array], ...]
-FITTING = 100  # steps to the head of a task
+FITTING = 100  # gradient steps to fit the head of one task
 
 
 class Examples(NamedTuple):
@@ -33,7 +33,7 @@ class Examples(NamedTuple):
 
 
 def layers(key: PRNGKeyArray, sizes: tuple[int, ...]) -> Layers:
-    """Random layers from `sizes[0]` inputs to `sizes[-1]` features; pre-activations are of order 1."""
+    """Draw layers from `sizes[0]` inputs to `sizes[-1]` features, scaled so that pre-activations are of order 1."""
     keys = jax.random.split(key, len(sizes) - 1)
     return tuple(
         {"weight": jax.random.normal(own, shape) / np.sqrt(shape[0]), "bias": jnp.zeros(shape[1])}
@@ -42,7 +42,7 @@ def layers(key: PRNGKeyArray, sizes: tuple[int, ...]) -> Layers:
 
 
 def features(hyper: PyTree, inputs: Float[Array, "... d"]) -> Float[Array, "... p"]:
-    """φ = (h/√k, 1), where h are the k units of the last layer, tanh after each layer: ‖φ‖² ≤ 2."""
+    """Return φ = (h/√k, 1) with ‖φ‖² ≤ 2. h are the k units of the last layer; a tanh follows each layer."""
     for layer in hyper:
         inputs = jnp.tanh(inputs @ layer["weight"] + layer["bias"])
     ones = jnp.ones((*inputs.shape[:-1], 1), inputs.dtype)
@@ -50,7 +50,7 @@ def features(hyper: PyTree, inputs: Float[Array, "... d"]) -> Float[Array, "... 
 
 
 def misfit(loss: Loss, scores: Float[Array, "m ways"], labels: Int[Array, " m"]) -> Float[Array, " m"]:
-    """Cross-entropy, or half the squared distance from the label's unit vector, of each example."""
+    """Return each example's cross-entropy, or half its squared distance from the label's unit vector."""
     wanted = jax.nn.one_hot(labels, scores.shape[-1], dtype=scores.dtype)
     if loss == "squares":
         return 0.5 * jnp.sum((scores - wanted) ** 2, -1)
@@ -58,20 +58,21 @@ def misfit(loss: Loss, scores: Float[Array, "m ways"], labels: Int[Array, " m"])
 
 
 def curvature(rate: float, loss: Loss = "cross-entropy") -> float:
-    """The largest eigenvalue that one example's inner Hessian can have: c·‖φ‖² + rate, with ‖φ‖² ≤ 2.
+    """Return a bound on the eigenvalues of one example's inner Hessian: c·‖φ‖² + rate, with ‖φ‖² ≤ 2.
 
-    c = 1 for squares, ½ for cross-entropy (Böhning 1992).
+    c is 1 for squares and ½ for cross-entropy (Böhning 1992).
     """
     return (2.0 if loss == "squares" else 1.0) + rate
 
 
 def losses(loss: Loss, params: PyTree, hyper: PyTree, batch: Examples) -> Float[Array, " m"]:
-    """The misfit of the heads on the examples of their own tasks."""
+    """Return the misfit of each example under the head of its task."""
     scores = jnp.einsum("mp,mpw->mw", features(hyper, batch.inputs), params[batch.tasks])
     return misfit(loss, scores, batch.labels)
 
 
-LOSSES = {loss: partial(losses, loss) for loss in ("cross-entropy", "squares")}  # the same objects compile once
+# built once, since equal functions that are other objects compile again
+LOSSES = {loss: partial(losses, loss) for loss in ("cross-entropy", "squares")}
 
 
 Combination = frozenset[int]  # of classes
@@ -88,10 +89,10 @@ def draw_tasks(
     never: Collection[Combination] = (),
     again: bool = False,
 ) -> Int[np.ndarray, "count ways each"]:
-    """Numbers of examples: `count` tasks of `ways` random classes, `each` examples of every one.
+    """Draw `count` tasks of `ways` random classes with `each` examples per class; return the examples' row numbers.
 
-    `rows[c]` are the examples of class c. Each is used at most once, so that an example is one row of the data; or
-    with `again` at most once in a task. Combinations of classes are `only` some, where given, and `never` others.
+    `rows[c]` are the rows of class c. Each row is used at most once in all, or with `again` at most once per task.
+    Combinations of classes come from `only` if it is given, and never from `never`.
     """
     check_integer("ways", ways, minimum=2, maximum=len(rows))
     left = [generator.permutation(own) for own in rows]
@@ -111,7 +112,7 @@ def _classes(
     only: set[Combination],
     never: set[Combination],
 ) -> Int[np.ndarray, " ways"]:
-    """Of a new task; one of which more is left is likelier, so that all last long."""
+    """Draw the classes of a new task; more unused examples make a class likelier, so that none runs out early."""
     often = np.array([len(own) // each for own in left], float)
     if only:
         fit = sorted(sorted(each) for each in only - never if all(often[c] for c in each))
@@ -130,7 +131,7 @@ def _classes(
 def examples(
     inputs: Float[np.ndarray, "m d"], drawn: Int[np.ndarray, "*batch tasks ways each"], first: int = 0
 ) -> Examples:
-    """The drawn examples; the tasks of the last batch axis are numbered from `first`, over all batches."""
+    """Return the drawn examples; tasks along the last batch axis are numbered from `first`, over all batches."""
     *batch, tasks, ways, each = drawn.shape
     number = first + np.arange(int(np.prod([*batch, tasks]))).reshape(*batch, tasks, 1, 1)
     labels = np.broadcast_to(np.arange(ways)[:, None], drawn.shape)
@@ -154,22 +155,22 @@ def representation(
     loss: Loss = "cross-entropy",
     common: bool = False,
 ) -> Task:
-    """Meta-learning: a representation as hypers, and a head on top of it for every task of every client as params.
+    """Make the task of meta-learning: hypers are a representation, params a head for every task of every client.
 
-    The inner cost is the misfit of the heads y on the own tasks' support + ½·rate·‖y‖² over all heads, the outer cost
-    the misfit on the query. A client lacks examples of others' tasks: its cost pulls their heads to zero. So in the
-    mean of the costs of n clients with k tasks each, n·k times the rate stands beside a task's misfit. `l2` is what
-    stands there, as in `fit_head`.
+    A client's inner cost is the misfit of the heads y on the support examples of its own tasks, plus ½·rate·‖y‖² over
+    all heads. Its outer cost is the misfit on the query examples. A client has no examples of others' tasks, so its
+    cost pulls the heads of these to zero. In the mean cost of n clients with k tasks each, the effective L2 rate of one
+    task's head is therefore n·k times the rate. `l2` is this effective rate, as in `fit_head`.
 
     Args:
         inputs: All examples, one row each.
         drawn: The rows of every client's tasks, by class: [clients, tasks, ways, each], as of `draw_tasks`.
-        shots: Number of `each` for support (inner cost); the rest are query (outer cost).
-        key: Decides the representation to start from, the same at every client. Heads start at zero.
-        widths: Units of each layer, tanh after each.
+        shots: Number of support examples (inner cost) among `each`; the others are query examples (outer cost).
+        key: Random key of the first representation, the same at every client. Heads start at zero.
+        widths: Number of units of each layer; a tanh follows each layer.
         l2: Rate of the penalty on a head, above 0.
         loss: `"cross-entropy"` or `"squares"`.
-        common: True asks for one common representation.
+        common: True: all clients have one common representation.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -205,11 +206,10 @@ def representation(
 def fit_head(
     hyper: PyTree, support: Examples, ways: int, rate: float, loss: Loss = "cross-entropy"
 ) -> Float[Array, "p ways"]:
-    """The head of one task: argmin of misfit on the support + ½·rate·‖head‖².
+    """Fit the head of one task: the minimizer of the misfit on the support examples + ½·rate·‖head‖².
 
-    Accelerated gradient steps (Nesterov 2004), as the curvature is at most the mean of c·‖φ‖² + rate (`curvature`).
-    No matrix is factorized: with jaxlib 0.10 two batches of LAPACK calls at once can wait for each other for ever on
-    two cores.
+    It takes accelerated gradient steps (Nesterov 2004) with the bound of `curvature`. It does not factorize matrices:
+    with jaxlib 0.10, two batches of LAPACK calls at the same time can deadlock on two cores.
     """
     phi = features(hyper, support.inputs)
     top = (1.0 if loss == "squares" else 0.5) * jnp.mean(jnp.sum(phi**2, -1)) + rate
@@ -235,9 +235,9 @@ def few_shot_accuracy(
     rate: float,
     loss: Loss = "cross-entropy",
 ) -> Float[Array, " tasks"]:
-    """Of each new task: the share of query examples that a head fitted on its support gets right.
+    """Return the accuracy on each new task's query examples of a head that is fitted to its support examples.
 
-    Tasks are on axis 0 of both.
+    Both arguments have the tasks on axis 0.
     """
 
     def one(support: Examples, query: Examples):
@@ -249,9 +249,9 @@ def few_shot_accuracy(
 
 
 def shrink_images(images: Float[np.ndarray, "m h w *c"], side: int) -> Float[np.ndarray, "m d"]:
-    """Images shrunk to `side` × `side` by means of blocks, then each shifted and scaled by itself: mean 0, variance 1.
+    """Shrink images to `side` × `side` by averaging blocks; then normalize each image to mean 0 and variance 1.
 
-    Nothing is learned from other images, so nothing has to be shared for it.
+    Each image is normalized on its own, so clients need not share statistics.
     """
     check_integer("side", side, minimum=1, maximum=min(images.shape[1:3]))
     block = [size // side for size in images.shape[1:3]]

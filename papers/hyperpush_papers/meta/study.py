@@ -1,4 +1,4 @@
-"""References, then every method: accuracy on new tasks, by iteration and by floats."""
+"""Measure the references and every method: accuracy on new tasks, by iteration and by floats sent."""
 
 from contextlib import suppress
 from math import comb
@@ -32,20 +32,20 @@ from hyperpush_papers.meta.representation import (
 
 
 class Drawn(NamedTuple):
-    """Images and which of them make up the tasks: of the clients, of new combinations of classes, of new classes."""
+    """Images, and row numbers of tasks: the clients' tasks, and new tasks with new combinations or new classes."""
 
     inputs: Float[np.ndarray, "m d"]
     labels: Int[np.ndarray, " m"]
     known: Int[np.ndarray, " classes"]
     training: Int[np.ndarray, "clients tasks ways each"]
-    tests: dict[str, Int[np.ndarray, "tests ways each"]]  # by the metric that they are for
+    tests: dict[str, Int[np.ndarray, "tests ways each"]]  # row numbers of new tasks, by metric
     described: dict[str, Any]
 
 
 def run(config: Meta, run: StudyRun) -> dict[str, Any]:
     """Compare all methods, then repeat those that support privacy with noise."""
     network = hp.network(config.network, config.clients, config.seed)
-    method_names(config, network)  # refuses before data are loaded
+    method_names(config, network)  # raises errors before data are loaded
     drawn = draw_images(config)
     on = benchmark(config, drawn)
     references = {"random": judge(config, on, on.task.hypers), "joint": joint(config, network, drawn, on)}
@@ -56,7 +56,7 @@ def run(config: Meta, run: StudyRun) -> dict[str, Any]:
 
 
 def draw_images(config: Meta) -> Drawn:
-    """Split images, classes and combinations of classes so that new tasks and training are disjoint."""
+    """Split images, classes and combinations of classes, so that new tasks share none of them with training."""
     name = config.data
     if name == "auto":
         name = "cifar10" if available("cifar10") else "digits"
@@ -68,7 +68,7 @@ def draw_images(config: Meta) -> Drawn:
     order = generator.permutation(found.classes)
     new, known = order[: config.new_classes], order[config.new_classes :]
     rows = {c: generator.permutation(np.flatnonzero(found.labels == c)) for c in order}
-    # A fifth of the combinations of known classes, at most twenty, and of their images is for testing.
+    # For testing: a fifth of the combinations of known classes, at most twenty, and a fifth of the images.
     unseen: set[frozenset[int]] = set()
     while len(unseen) < min(20, -(-comb(len(known), config.ways) // 5)):
         unseen.add(frozenset(generator.choice(len(known), config.ways, replace=False).tolist()))
@@ -97,12 +97,12 @@ def draw_images(config: Meta) -> Drawn:
 
 
 def benchmark(config: Meta, drawn: Drawn) -> Benchmark:
-    """The clients' task, and how well heads of new tasks do on a client's representation."""
+    """Return the clients' task, with the accuracy of heads of new tasks on a client's representation as metrics."""
     key, options = jax.random.key(config.seed), {"widths": config.widths, "l2": config.l2, "loss": config.loss}
     task = representation(drawn.inputs, drawn.training, config.shots, key, common=True, **options)
 
     def metric(tests: Int[np.ndarray, "tests ways each"]):
-        new = tests[:, None]  # each new task by itself
+        new = tests[:, None]  # an axis for a batch of one task each
         support, query = (examples(drawn.inputs, part) for part in (new[..., : config.shots], new[..., config.shots :]))
 
         def accuracy(params, hyper, batch):
@@ -113,16 +113,16 @@ def benchmark(config: Meta, drawn: Drawn) -> Benchmark:
     most = curvature(config.l2 / (config.clients * config.tasks), config.loss)
 
     def constants(clip: float, radius: float) -> hp.privacy.Constants:
-        # What depends on the size of the heads is bounded by clipping alone.
+        # Quantities that depend on the size of the heads are bounded by clipping only.
         return hp.privacy.Constants(C_y=clip, C_b=clip, C_x=clip, R=radius, C_H=most, C_Jz=clip * radius)
 
     metrics = {name: metric(tests) for name, tests in drawn.tests.items()}
-    # A head sees one in k of a client's examples: its curvature is about that of one example over k.
+    # Each head has 1/k of a client's examples, so its curvature is about that of one example divided by k.
     return Benchmark(task, metrics, inner_unit=config.tasks / curvature(0, config.loss), constants=constants)
 
 
 def judge(config: Meta, on: Benchmark, hypers: PyTree) -> dict[str, float]:
-    """A representation with the best heads for it."""
+    """Measure a representation with the best heads for it."""
     task = on.task
 
     @jax.jit
@@ -136,9 +136,9 @@ def judge(config: Meta, on: Benchmark, hypers: PyTree) -> dict[str, float]:
 
 
 def joint(config: Meta, network: Network, drawn: Drawn, on: Benchmark) -> Row:
-    """One classifier of all known classes on all that clients have, trained by SGP from the same representation.
+    """Train one classifier of all known classes by SGP on all clients' examples, from the same first representation.
 
-    Of the rates, the one whose representation gives the training tasks the least outer cost is taken, as with methods.
+    As for the methods, the step size is selected whose representation has the lowest outer cost on the training tasks.
     """
 
     def losses(params, hyper, batch):

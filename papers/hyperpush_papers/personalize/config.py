@@ -22,14 +22,14 @@ Paper = Literal["personalized", "cooperative", "hypergradient"]
 
 
 class Outer(NamedTuple):
-    """Adam's rate for a recipe's hyper, and the rate of its penalty."""
+    """Adam's learning rate for a recipe's hyper, and the L2 rate of its penalty."""
 
     rate: float
     l2: float
 
 
 class Numbers(Config):
-    """Lengths and rates of all parts; 0 or a missing value takes the size's default."""
+    """Numbers of steps and step sizes of all parts; 0 or a missing value takes the default of `size`."""
 
     clients: Whole = option(0, "Number of clients.")
     examples: Whole | None = option(0, "Examples of the data set, random ones.")
@@ -52,19 +52,19 @@ class Numbers(Config):
 
 
 class Setting(Numbers):
-    """The numbers of one comparison, all of them given.
+    """Complete settings of one comparison, without missing values.
 
-    `examples` None: all there are. `again` None: `steps` from the start after each outer step.
+    If `examples` is None, all examples are used. If `again` is None, each outer step trains `steps` from the start.
     """
 
     large: bool = False  # the papers' model instead of a small one
     step: float = 0.1  # η of the estimator
     l2: float = 1e-3
-    # By recipe, or by product and recipe; others move as they say themselves.
+    # By recipe, or by product and recipe; other recipes have their own default optimizer.
     outer: Mapping[str, Outer] = option({"da+mtl:mtl": Outer(0.1, 1e-2), "da+mtl:da": Outer(0.1, 5e-4)})
     betas: tuple[float, float] = (0.9, 0.999)  # Adam's
-    falls: tuple[float, float] = (5 / 6, 11 / 12)  # shares of the steps after which the rate falls to a tenth
-    clusters: bool = True  # of clients whose inputs have a mean and standard deviation of their own (EMNIST)
+    falls: tuple[float, float] = (5 / 6, 11 / 12)  # shares of the steps after which the step size falls to a tenth
+    clusters: bool = True  # True: clusters of clients normalize their inputs differently (EMNIST)
 
     outer_rate: float | None = None
     models: int = 3

@@ -20,7 +20,7 @@ def draw_partition(run: StudyRun, made: Scenario) -> None:
 
 
 def draw_accuracies(run: StudyRun, details: list[dict[str, Any]]) -> None:
-    """Accuracies of clients, and validation by outer step."""
+    """Draw the test accuracies of clients, and validation accuracy by outer step."""
     figure, (left, right) = panels(2)
     for detail in details:
         left.plot(sorted(detail["clients"]), label=detail["method"])
@@ -34,7 +34,7 @@ def draw_accuracies(run: StudyRun, details: list[dict[str, Any]]) -> None:
 
 
 def draw_weights(run: StudyRun, made: Scenario, details: list[dict[str, Any]]) -> None:
-    """The weights that were learned: of models by true cluster, of labels beside how often clients have them."""
+    """Draw the learned weights: those of models by true cluster, and those of labels beside the labels' frequencies."""
     for detail in details:
         method = detail["method"]
         stem = f"weights-{method.replace(',', '').replace(' ', '')}"
@@ -54,7 +54,7 @@ def draw_weights(run: StudyRun, made: Scenario, details: list[dict[str, Any]]) -
 
 
 def learned_weights(detail: dict[str, Any]) -> Iterator[tuple[str, str, list[list[float]]]]:
-    """The weights that a method has learned: recipe, meaning, and values by client."""
+    """Yield the weights that a method has learned: recipe, meaning, and values by client."""
     for part, own in detail["weights"].items():
         for of, values in own.items():
             yield part, of, values

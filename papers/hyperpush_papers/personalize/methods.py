@@ -1,4 +1,4 @@
-"""Every method by its name, with its training and the networks that it supports."""
+"""Methods of the comparison by name: how each is trained, and on which networks it runs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +25,7 @@ from hyperpush_papers.personalize.settings import Kind
 
 
 class Fitted(NamedTuple):
-    """Personal models, clients on axis 0."""
+    """Result of one method: personal models with clients on axis 0, and what they cost."""
 
     product: Product
     params: PyTree
@@ -43,8 +43,8 @@ PLAIN = {  # (True for several models, True for training alone)
     "local-mtl": (True, True),
     "sgp-mtl": (True, False),
 }
-STAY = optax.set_to_zero()  # kept, since raw Optax transformations are compiled by identity
-# From a setting, rounds, and the rates of one and of several models by mini-batches.
+STAY = optax.set_to_zero()  # one object, since each new Optax transformation is compiled again
+# Functions of a setting, the rounds, and the step sizes of one and of several models by mini-batches.
 FEDERATED: dict[str, Callable[[Setting, int, Schedule, Schedule, Kind], InnerSolver]] = {
     "fedprox": lambda made, rounds, rate, _, by: FedProx(rounds, rate, batch_size=made.batch, penalty=made.prox),
     "fedavg+": lambda made, rounds, rate, _, by: FedAvgPlus(
@@ -63,7 +63,7 @@ RECIPES = tuple(name.lower() for name, each in registered("recipes").items() if 
 
 
 def check(name: str, setting: Setting) -> None:
-    """Refuse a name that is not there, or options that do not fit."""
+    """Raise InvalidInput for an unknown name, or for options that do not fit."""
     parts = parts_of(name) if is_product(name) else []
     for part in parts:
         if part not in RECIPES and ":" not in part:
@@ -77,7 +77,7 @@ def is_product(name: str) -> bool:
 
 
 def parts_of(name: str) -> list[str]:
-    """The recipes of a method: pl and mtl of "pl+mtl-direct"."""
+    """Return the names of a method's recipes: pl and mtl for "pl+mtl-direct"."""
     return name.removesuffix("-direct").split("+")
 
 
@@ -91,12 +91,12 @@ def product_of(name: str, setting: Setting) -> Product:
 
 
 def _impersonal(models: int | None) -> Product:
-    """One model, or several with equal weights until something moves them."""
+    """Return recipes without personal parts: one model, or several models with fixed equal weights."""
     return Product([Shared() if models is None else MTL(models)])
 
 
 def _recipe(part: str, whole: str, setting: Setting) -> Recipe:
-    """A recipe of a product with the options of a setting: the user's, else the paper's, else its own."""
+    """Return a recipe of a product; its options are the user's, else those of the paper, else the recipe's defaults."""
     kind = registry.find("recipes", part, "methods")
     given, outer = setting.recipes.get(part, {}), setting.outer.get(f"{whole}:{part}", setting.outer.get(part))
     known = ({"models": setting.models} if kind is MTL else {}) | ({} if outer is None else {"l2": outer.l2})
@@ -124,14 +124,14 @@ def why_not(name: str, network: Network, setting: Setting, model: Model | None =
 
 
 def kind(network: Network) -> Kind:
-    """Choose the averaging: by epochs on complete or fixed undirected networks, else SGP."""
+    """Choose the kind of training: local epochs on complete or fixed undirected networks, else SGP."""
     if network.name == "fully-connected":
         return "server"
     return "push" if network.directed or network.varying else "gossip"
 
 
 def falling_rate(rate: float, steps: int, at: tuple[float, float]) -> Schedule:
-    """A tenth of the rate from each of these shares of the steps on; where both are one step, it falls once."""
+    """Return a step size that falls to a tenth at each of these shares of the steps; it falls once if both coincide."""
     return hp.schedule("milestones", rate, tuple(dict.fromkeys(max(1, round(share * steps)) for share in at)))
 
 
@@ -141,7 +141,7 @@ class Fitting:
     def __init__(
         self, scenario: Scenario, network: Network, setting: Setting, key: PRNGKeyArray, at_a_time: int | None = 1
     ):
-        # A client that owns fewer examples than a batch takes all of them.
+        # Clients with fewer examples than a batch take all their examples.
         batch = min(setting.batch, capacity(one_client(scenario.train)))
         self.scenario, self.network, self.key = scenario, network, key
         self.setting = replace(setting, batch=batch)
@@ -149,7 +149,7 @@ class Fitting:
         self._started: dict[tuple[int | None, bool], hp.Training] = {}
 
     def solver(self, product: Product, alone: bool, *, again: bool = False) -> InnerSolver:
-        """Return the solver of the params: the full training, or the one after an outer step."""
+        """Return the solver of the params, for the first training or for the training after an outer step."""
         made = self.setting
         steps = made.again if again and made.again is not None else made.steps
         rate = made.ensemble_rate if product.count_models() is not None else made.rate
@@ -162,43 +162,44 @@ class Fitting:
         return hp.FedAvg(rounds, self.rate_by_epochs(rate, rounds), batch_size=made.batch, averaging=by)
 
     def rate_by_epochs(self, rate: float, rounds: int) -> Schedule:
-        """The rate of this many local epochs, falling at half and three quarters of them."""
+        """Return the step size of this many local epochs, falling after half and three quarters of them."""
         batches = -(-capacity(one_client(self.scenario.train)) // self.setting.batch)
         return falling_rate(rate, rounds * batches, (0.5, 0.75))
 
     def task(self, product: Product) -> hp.Task:
-        """A product's task; what the hypers are not fitted to chooses the step, if it is validation."""
+        """Return a product's task, with the setting's L2 rate and the data set that the outer level fits."""
         made, setting = self.scenario, self.setting
         sets = {"train": made.train, "validation": made.validation}
         return product.task(made.model, **sets, outer_on=setting.outer_on, key=self.key, l2=setting.l2)
 
     def train(self, solver: InnerSolver, product: Product) -> hp.Training:
-        """A product's task, trained from the start."""
+        """Return a product's task after training from its first params."""
         return hp.train(self.task(product), solver, self.network, key=self.key, engine=self.engine)
 
     def first_training(self, models: int | None, alone: bool) -> hp.Training:
-        """Training with nothing personal, from the start."""
+        """Return the shared first training, which has no personal parts."""
         if (models, alone) not in self._started:
             product = _impersonal(models)
             self._started[models, alone] = self.train(self.solver(product, alone), product)
         return self._started[models, alone]
 
     def start(self, product: Product, alone: bool) -> tuple[hp.Task, int, int]:
-        """The task at the start of a product's outer loop, and the rounds and floats that it took to get there."""
+        """Return the task at the start of a product's outer loop, with the rounds and floats that led to it."""
         task = self.task(product)
         hypers = product.with_own(task.hypers, lambda: self.first_training(None, True).params)
         if self.setting.again is None or self.setting.again >= self.setting.steps:
-            return task.at(hypers=hypers), 0, 0  # the outer loop begins with a solve that is as long
+            # no first training, since the outer loop begins with a solve of the same length
+            return task.at(hypers=hypers), 0, 0
         first = self.first_training(product.count_models(), alone)
         params, own = product.split(self.scenario.model, first.params)
         return task.at(params, hypers | own), first.costs.rounds, first.costs.floats
 
     def fit(self, name: str, estimator: HypergradientEstimator) -> Fitted:
-        """A method by its name; `estimator` is for the recipes that cooperate."""
+        """Fit a method by its name; `estimator` is for recipes that use the hypergradient of the mean cost."""
         check(name, self.setting)
         if name in FEDERATED:
             return self.fit_federated(name)
-        # Plain ones take as many steps as the recipes, and are chosen among them alike; only the hypers stay.
+        # Methods without recipes take as many steps, and their best step is selected in the same way. Hypers stay.
         direct = name in PLAIN or name.endswith("-direct")
         return self.fit_product(name, hp.hypergradients.DirectGradient() if direct else estimator)
 
@@ -218,17 +219,17 @@ class Fitting:
         )
         found = hp.solve(task, method, self.network, key=jax.random.fold_in(self.key, 1), engine=self.engine)
         assert found.history.watched is not None
-        curve = found.history.watched[:, 0].tolist()  # the same at all clients
+        curve = found.history.watched[:, 0].tolist()  # the agreed metric, which is equal at all clients
         sent = found.costs.rounds + rounds, found.costs.floats + floats
-        if alone:  # but for the choice of the step, nothing is sent
+        if alone:  # clients send nothing except to agree on the step
             sent = 0, 0
         return Fitted(product, found.params, found.hypers, curve, found.best_step, *sent)
 
     def fit_federated(self, name: str) -> Fitted:
-        """Methods that train by local epochs and a server's mean, or neighbors'."""
+        """Fit a method that trains by local epochs and averages by a server or with neighbors."""
         made = self.setting
         more = made.outer_steps * (made.again or 0) / max(made.steps, 1)
-        rounds = max(1, round(made.rounds * (1 + more)))  # equal to the rounds of the recipes in total
+        rounds = max(1, round(made.rounds * (1 + more)))  # the same number of rounds in total as recipes have
         rate, several = (self.rate_by_epochs(rate, rounds) for rate in (made.rate, made.ensemble_rate))
         product = product_of(name, made)
         done = self.train(FEDERATED[name](made, rounds, rate, several, kind(self.network)), product)

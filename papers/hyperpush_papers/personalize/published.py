@@ -1,4 +1,4 @@
-"""Published accuracies to stand beside ours."""
+"""Published accuracies, for comparison with ours."""
 
 from hyperpush_papers.papers import items, papers
 
@@ -8,7 +8,7 @@ NETWORKS = tuple(items()["E.table1"].published)
 
 
 def published_cell(data: str, network: str, method: str) -> str | None:
-    """Return the papers' numbers for a method, average / 10 % client in per cent; None without any."""
+    """Return the papers' accuracies of a method in percent, mean / 10th percentile of clients; None without any."""
     found = [_find("E.table1", network, method)] if data == "emnist" else []
     if network == "random-directed":
         found.append(_find("E.table4", data, method))
@@ -18,6 +18,6 @@ def published_cell(data: str, network: str, method: str) -> str | None:
 
 
 def _find(table: str, row: str, method: str) -> str | None:
-    """The cell of a method, in whatever order its recipes are written."""
+    """Return the cell of a method; the order of recipes in its name does not matter."""
     cells, parts = items()[table].published.get(row, {}), sorted(method.split("+"))
     return next((cell for name, cell in cells.items() if sorted(name.split("+")) == parts), None)

@@ -17,10 +17,10 @@ from hyperpush_papers.common.models.dense import MLP
 from hyperpush_papers.common.models.lstm import LSTM, SHAKESPEARE
 from hyperpush_papers.common.models.mobilenet import MobileNetV2
 
-CLUSTERS = 3  # of clients, for images of characters
-CONCENTRATION = 0.4  # of labels; after Marfoq, Neglia, Bellet, Kameni, Vidal 2021
+CLUSTERS = 3  # number of clusters of clients, for images of characters
+CONCENTRATION = 0.4  # α of the Dirichlet distribution of labels; after Marfoq, Neglia, Bellet, Kameni, Vidal 2021
 _SMALL_CNN = {"channels": (16, 32), "hidden": (128,), "size": 32, "kernel": 3, "colors": 3}
-MODELS: dict[str, tuple[Model, Model]] = {  # a small one, and the papers'
+MODELS: dict[str, tuple[Model, Model]] = {  # for each data set a small model, and the papers' model
     "digits": (MLP(64, 10), MLP(64, 10, (32,))),
     "emnist": (CNN(channels=(8, 16), hidden=(128,), classes=62, kernel=3), EMNIST_CNN),
     "cifar10": (CNN(**_SMALL_CNN, classes=10), MobileNetV2(10)),
@@ -35,7 +35,7 @@ class Scenario(NamedTuple):
     data: Dataset
     split: Split
     shift: Shift | None
-    cluster: Int[np.ndarray, " n"] | None  # the true cluster of each client, where there are any
+    cluster: Int[np.ndarray, " n"] | None  # the true cluster of each client; None without clusters
     model: Model
     train: PyTree
     validation: PyTree
@@ -52,12 +52,12 @@ class Scenario(NamedTuple):
         return owned / owned.sum(1, keepdims=True)
 
     def cut_weights(self, of: str, weights: Float[np.ndarray, "n k"]) -> list[Float[np.ndarray, " _"]]:
-        """Every client's weights of something; of examples, those of its own only."""
+        """Return a list of each client's weights; for weights of examples, without the padding of shorter clients."""
         counts = [len(own) for own in self.split.train]
         return [row[:count] if of == "examples" else row for row, count in zip(weights, counts, strict=True)]
 
     def describe(self) -> dict[str, Any]:
-        """Describe the clients' data in numbers."""
+        """Return numbers that describe the clients' data."""
         by_label = self.label_counts()
         found: dict[str, Any] = {
             "data": self.data.name,
@@ -77,12 +77,15 @@ class Scenario(NamedTuple):
 def scenario(
     name: str, clients: int, seed: int, *, examples: int | None = None, large: bool = False, clusters: bool = True
 ) -> Scenario:
-    """A data set among `clients`; of `examples` random ones (None: all).
+    """Divide a data set among `clients`: `examples` random examples of it (None: all).
 
-    digits: three clusters of clients turn their images by 0, 1 and 2 quarters (after Ghosh, Chung, Yin, Ramchandran
-    2020), labels ~ Dirichlet(5). emnist: labels ~ Dirichlet(0.4), three clusters with inputs of their own mean and
-    std, or without `clusters` all alike. cifar10: Dirichlet(0.4). cifar100: Pachinko. shakespeare: a speaking role
-    each, in time order.
+    - digits: labels ~ Dirichlet(5). Three clusters of clients turn their images by 0, 1 and 2 quarter turns (after
+      Ghosh, Chung, Yin, Ramchandran 2020).
+    - emnist: labels ~ Dirichlet(0.4). Three clusters normalize inputs with different mean and std, unless `clusters`
+      is False.
+    - cifar10: labels ~ Dirichlet(0.4).
+    - cifar100: Pachinko.
+    - shakespeare: one speaking role per client, lines in order of time.
     """
     generator = np.random.default_rng(seed)
     shift = cluster = None
@@ -102,7 +105,7 @@ def scenario(
 
 
 def _deal_plays(clients: int, generator: Generator, examples: int | None, large: bool) -> tuple[Dataset, Split]:
-    """Roles' lines; of `examples`, each client has its share, the first of every part."""
+    """Give each client the lines of one role. With `examples`, take equally many first examples of each client."""
     data, split = shakespeare.load(clients, generator, length=200 if large else 40, stride=1 if large else 5)
     if examples is None:
         return data, split
@@ -111,7 +114,7 @@ def _deal_plays(clients: int, generator: Generator, examples: int | None, large:
 
 
 def _deal(name: str, clients: int, generator: Generator, examples: int | None) -> tuple[Dataset, partition.Owned]:
-    """Random examples of a data set, and their owners."""
+    """Draw random examples of a data set and assign them to clients."""
     data = sources.load(name)
     if examples is not None and examples > len(data.labels):
         raise InvalidInput("examples", examples, f"at most {len(data.labels)}, all there are")
@@ -126,7 +129,7 @@ def _deal(name: str, clients: int, generator: Generator, examples: int | None) -
 
 
 def turn_images(images: np.ndarray, owned: partition.Owned, quarters: Int[np.ndarray, " n"]) -> np.ndarray:
-    """Every client's images turned by its number of quarters, counterclockwise."""
+    """Turn each client's images by its number of quarter turns, counterclockwise."""
     images = images.copy()
     for own, turns in zip(owned, quarters, strict=True):
         images[own] = np.rot90(images[own], turns, axes=(1, 2))

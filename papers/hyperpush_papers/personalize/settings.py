@@ -1,4 +1,4 @@
-"""Lengths and rates of all parts: small sizes, and the settings of three papers."""
+"""Settings of the comparison of personal models: our small sizes, and those of three papers."""
 
 from dataclasses import replace
 from typing import Literal
@@ -16,7 +16,7 @@ SMALL = {
     "cifar100": (20, 10_000, 600, 60, 60, 5, 64, 0.1, 0.3),
     "shakespeare": (20, 10_000, 300, 60, 30, 5, 64, 1.0, 3.0),
 }
-COOPERATIVE = {  # appendix A and table 2 there
+COOPERATIVE = {  # settings in appendix A and table 2 of that paper
     "emnist": (100, 81_425, 600, 200, None, 5, 128, 0.5, 0.5),
     "cifar10": (20, None, 1200, 200, None, 10, 128, 0.1, 0.1),
     "cifar100": (20, None, 1200, 200, None, 10, 128, 0.2, 0.2),
@@ -25,16 +25,16 @@ COOPERATIVE = {  # appendix A and table 2 there
 
 
 def small(data: str) -> Setting:
-    """Of our own: a small model, a warm start between outer steps."""
+    """Return our settings: a small model, and training that continues from the previous outer step."""
     return Setting(**dict(zip(COLUMNS, SMALL[data], strict=True)))
 
 
 def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
-    """A paper's setting for a data set and a network; from the start before every outer step.
+    """Return a paper's settings for a data set and a network; every outer step trains from the start.
 
-    What a paper leaves open is taken from the others: docs/guides/personalize.md says what.
+    Settings that a paper does not state come from the other papers: docs/guides/personalize.md lists them.
     """
-    if data == "digits" and paper == "personalized":  # no paper's: a larger model of the data that ship
+    if data == "digits" and paper == "personalized":  # in no paper: our larger model for the digits of scikit-learn
         return _large((20, None, 600, 200, None, 20, 128, 0.1, 0.5), order=200)
     of_data = ("emnist",) if paper == "hypergradient" else tuple(COOPERATIVE)
     if data not in of_data:
@@ -54,7 +54,7 @@ def _large(numbers: tuple[float | None, ...], **more: object) -> Setting:
 
 
 def _personal_setting(data: str, by: Kind) -> Setting:
-    """Appendix D and table 2; for other data than EMNIST appendix G.1: the same, but 20 clients and M = 20."""
+    """Return the settings of appendix D and table 2; by appendix G.1, data other than EMNIST take M = 20."""
     rates = (0.05, 0.25) if by == "push" else (0.0316, 0.1)
     size, order = ((100, 81_425), 200) if data == "emnist" else ((20, None), 20)
     made = _large((*size, 600, 200, None, 20, 128, *rates), order=order, clusters=False)
@@ -64,7 +64,7 @@ def _personal_setting(data: str, by: Kind) -> Setting:
 
 
 def _cooperative(data: str) -> Setting:
-    """All of its models are ensembles."""
+    """Return the settings of the cooperative paper; all its models are ensembles."""
     steps = 600 if data == "emnist" else 1200
     return _large(
         COOPERATIVE[data],
@@ -77,7 +77,7 @@ def _cooperative(data: str) -> Setting:
 
 
 def _hypergradient(by: Kind) -> Setting:
-    """Appendix A.3 and table 6; of table 7 the rates of its own two methods."""
+    """Return the settings of appendix A.3 and table 6, and from table 7 the rates of the paper's two methods."""
     if by == "push":
         rates, step, outer = (0.1, 0.5), 0.1, {"pl": Outer(0.1, 1e-3), "mtl": Outer(0.1, 1e-2)}
     else:

@@ -1,4 +1,4 @@
-"""The comparison of personal models: deal data out, fit every method, table, figures."""
+"""Compare personal models: divide the data among clients, fit every method, show table and figures."""
 
 from dataclasses import replace
 from statistics import mean, stdev
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def check(config: Personalize) -> None:
-    """Refuse invalid options before data are read."""
+    """Raise InvalidInput for invalid options before data are read."""
     for field in ("methods", "pushes"):
         values = getattr(config, field)
         if len(set(values)) < len(values):
@@ -51,7 +51,7 @@ def check(config: Personalize) -> None:
 
 
 def setting_of(config: Personalize) -> Setting:
-    """The size's numbers with the configuration's in their place."""
+    """Return the settings of the configured size, with the values that the configuration gives."""
     if config.size == "small":
         made = settings.small(config.data)
     else:
@@ -67,14 +67,15 @@ def network_of(config: Personalize, setting: Setting, seed: int) -> Network:
 
 
 def estimator_of(setting: Setting, pushes: int, by: methods.Kind = "push") -> HypergradientEstimator:
-    """The estimator of the cooperative recipes, where params are averaged by SGP (`"push"`) or by epochs."""
+    """Return the estimator of the cooperative recipes, for training by SGP (`"push"`) or by local epochs."""
     order, step, batch = setting.order, setting.step, setting.batch
     if setting.estimator == "tracked":
         return hp.TrackedHGP(order, step, pushes, tolerance=None, acceleration=1)
     if setting.estimator == "hgp":
         return hp.HGP(order, pushes, step, batch, keep_mass=True)
     kind = hp.hypergradients.VRHGP if setting.estimator == "vr-hgp" else hp.hypergradients.DirectedRB
-    step = None if by == "push" else step  # the step of SGP is differentiated: its rate at its last step
+    # None: the step size of SGP at its last step, whose iteration is differentiated
+    step = None if by == "push" else step
     return kind(order, step, variant="gradient-after", batch_size=batch)
 
 
@@ -87,8 +88,8 @@ class Comparison(NamedTuple):
     config: Personalize
     run: StudyRun
     setting: Setting
-    chosen: dict[tuple[str, int], str]  # titles by method and pushes; the first number of pushes is not told
-    skipped: dict[str, str]  # why, by method or title
+    chosen: dict[tuple[str, int], str]  # titles by method and pushes; a title omits the first number of pushes
+    skipped: dict[str, str]  # reasons, by method or title
 
     def scenario(self, seed: int) -> Scenario:
         """Return the scenario of a seed."""
@@ -102,7 +103,7 @@ class Comparison(NamedTuple):
 
 
 def run(config: Personalize, run: StudyRun) -> dict[str, Any]:
-    """A row for every method and seed; curves, weights and accuracies of clients of the first seed."""
+    """Return a row for every method and seed, and curves, weights and clients' accuracies for the first seed."""
     comparison = choose_methods(config, run)
     setting, skipped = comparison.setting, comparison.skipped
     first = comparison.scenario(config.seed)
@@ -127,7 +128,7 @@ def run(config: Personalize, run: StudyRun) -> dict[str, Any]:
 
 
 def choose_methods(config: Personalize, run: StudyRun) -> Comparison:
-    """The setting, and which methods can run in it."""
+    """Return the comparison with its settings, the methods that can run, and reasons for the others."""
     check(config)
     setting = setting_of(config)
     made = Comparison(config, run, setting, {}, {})
@@ -237,7 +238,7 @@ def show_partition(run: StudyRun, made: Scenario, described: Row) -> None:
 
 
 def show_accuracies(config: Personalize, run: StudyRun, rows: list[Row], skipped: dict[str, str]) -> None:
-    """Mean ± sd over seeds beside the published numbers."""
+    """Show accuracies as mean ± standard deviation over seeds, beside the published numbers."""
 
     def cell(values: list[float]) -> str:
         spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
@@ -258,7 +259,7 @@ def show_accuracies(config: Personalize, run: StudyRun, rows: list[Row], skipped
 
 
 def show_weights(run: StudyRun, made: Scenario, details: list[Row]) -> None:
-    """The weights that were learned, and how those of labels go with how often clients have them."""
+    """Show the learned weights, and the correlation of label weights with the clients' label frequencies."""
     shares, lines = made.label_shares().ravel(), []
     for detail in details:
         for part, of, values in figures.learned_weights(detail):

@@ -1,7 +1,7 @@
 """LDP-DSBO on streams of quadratics: how accuracy and privacy budget develop with time.
 
-Samples arrive one per round and client and are used once. A strongly convex, a convex and a non-convex outer cost, runs
-without noise, and with noise that does not fall, beside each other.
+In each round every client gets one sample and uses it once. The study compares a strongly convex, a convex and a
+non-convex outer cost. It also compares falling noise with constant noise and with none.
 """
 
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ CASES: tuple[Case, ...] = ("strongly convex", "convex", "non-convex")
 
 
 class Private(Config):
-    """Options of the study of private bilevel optimization; steps and noise fall as powers of the round."""
+    """Options of the study of private bilevel optimization; step sizes and noise fall as powers of the round."""
 
     clients: Annotated[int, whole(3)] = 5
     network: str = option("ring", "Name of the network; it has to be undirected and static.")

@@ -12,11 +12,11 @@ from hyperpush.privacy.sensitivity import Constants
 from hyperpush.task.problem import Problem
 from hyperpush_papers.private.config import Case
 
-SIZE = 2  # numbers in the params, and in the hypers
+SIZE = 2  # dimension of the params, and of the hypers
 
 
 class Stream(NamedTuple):
-    """Costs whose samples have means b and e; all else is fixed, [clients, …].
+    """A stream of samples of b and e for the inner cost g and the outer cost f; arrays are [clients, …].
 
     g = ½yᵀA_i y − bᵀy + xᵀC_i y,   f = ½‖D_i y − e‖² + ½μ‖x − t_i‖² + ρ Σ_k cos 3x_k
     """
@@ -31,12 +31,12 @@ class Stream(NamedTuple):
     ripple: float  # ρ
 
     def inner_solution(self, x: np.ndarray) -> np.ndarray:
-        """y*(x), for hypers on the last axis."""
+        """Return the inner solution y*(x), for hypers x on the last axis."""
         inverse = np.linalg.inv(self.hessian.mean(0))
         return (self.linear.mean(0) - x @ self.coupling.mean(0)) @ inverse
 
     def cost(self, x: np.ndarray) -> np.ndarray | np.floating:
-        """F(x) without the variance of the samples."""
+        """Return the outer cost F(x) at the mean of the samples."""
         y = self.inner_solution(x)
         misfit = np.einsum("nij,...j->...ni", self.map, y) - self.target
         away = x[..., None, :] - self.aim
@@ -44,25 +44,25 @@ class Stream(NamedTuple):
         return own.mean(-1) + self.ripple * np.cos(3 * x).sum(-1)
 
     def adjoint(self, x: np.ndarray) -> np.ndarray:
-        """z*(x) = H̄^{-1} ∂_y f̄."""
+        """Return z*(x) = H̄^{-1} ∂_y f̄, the solution of the hypergradient's linear system."""
         misfit = np.einsum("nij,...j->...ni", self.map, self.inner_solution(x)) - self.target
         along_y = np.einsum("nij,...ni->...nj", self.map, misfit).mean(-2)
         return along_y @ np.linalg.inv(self.hessian.mean(0))
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """∇F(x)."""
+        """Return the hypergradient ∇F(x)."""
         direct = self.pull * (x - self.aim.mean(0)) - 3 * self.ripple * np.sin(3 * x)
         return direct - self.adjoint(x) @ self.coupling.mean(0).T
 
     def minimum(self) -> np.ndarray:
-        """A minimizer of F if ρ = 0: ∇F is affine."""
+        """Return a minimizer of F, for ρ = 0, where ∇F is affine."""
         zero = self.gradient(np.zeros(SIZE))
         slope = (self.gradient(np.eye(SIZE)) - zero).T
         return -np.linalg.pinv(slope) @ zero
 
 
 def stream(case: Case, clients: int, seed: int) -> Stream:
-    """Unlike clients. The convex cost does not see one direction of the hypers; the non-convex one has ripples."""
+    """Draw a stream with different clients. The convex cost is flat along one hyper; the non-convex one has ripples."""
     generator = np.random.default_rng(seed)
     factor = generator.normal(0, 0.3, (clients, SIZE, SIZE))
     coupling = generator.normal(0, 0.3, (clients, SIZE, SIZE)) + np.eye(SIZE)
@@ -82,7 +82,7 @@ def stream(case: Case, clients: int, seed: int) -> Stream:
 
 
 def problem_of(made: Stream) -> Problem:
-    """The costs of rows (client, sample)."""
+    """Return the costs g and f for data rows of the form (client, sample)."""
     tables = [jnp.asarray(table) for table in made[:4]]
 
     def inner(y, x, rows):
@@ -98,7 +98,7 @@ def problem_of(made: Stream) -> Problem:
 
 
 def constants_of(made: Stream, spread: float) -> Constants:
-    """Constants for every sample: exact smoothness, and clips above the norms at the start and the end."""
+    """Return constants that hold for every sample: exact smoothness, and clips above the norms at start and end."""
 
     def norm(matrices):
         return float(np.linalg.norm(matrices, 2, axis=(-2, -1)).max())
@@ -124,7 +124,7 @@ def constants_of(made: Stream, spread: float) -> Constants:
 
 
 def samples(made: Stream, rounds: int, spread: float, key: PRNGKeyArray) -> Data:
-    """Every client's inner and outer rows."""
+    """Draw every client's data rows for the inner and the outer cost."""
     clients = len(made.aim)
     who = jnp.broadcast_to(jnp.arange(clients, dtype=jnp.int8)[:, None], (clients, rounds))
     parts = []
@@ -135,7 +135,7 @@ def samples(made: Stream, rounds: int, spread: float, key: PRNGKeyArray) -> Data
 
 
 def errors(made: Stream, case: Case, hypers: np.ndarray) -> np.ndarray:
-    """Mean over clients of ‖x − x*‖²; or, of rounds so far as well, of F(x) − F(x*) or ‖∇F(x)‖²; rounds on axis −3."""
+    """Return the clients' mean of ‖x − x*‖², or, over rounds so far, of F(x) − F(x*) or ‖∇F(x)‖²; rounds on axis −3."""
     if case == "strongly convex":
         return ((hypers - made.minimum()) ** 2).sum(-1).mean(-1)
     if case == "convex":
@@ -146,6 +146,6 @@ def errors(made: Stream, case: Case, hypers: np.ndarray) -> np.ndarray:
 
 
 def slope(rounds: np.ndarray, values: np.ndarray) -> float:
-    """Of log error over log T in the last decade."""
+    """Return the slope of log error over log T, fitted in the last decade of rounds."""
     last = rounds >= rounds[-1] / 10
     return float(np.polyfit(np.log(rounds[last]), np.log(values[last]), 1)[0])

@@ -1,4 +1,4 @@
-"""Budgets, the attack, and error curves."""
+"""Measure privacy budgets, the bound on ε by an attack, and error curves of LDP-DSBO."""
 
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ power = partial(hp.schedule, "power")
 
 
 def run(config: Private, run: StudyRun) -> dict[str, Any]:
-    """Every case with noise that falls; the first also with constant noise and without, its budget and the attack."""
+    """Run every case with falling noise; the first also with constant and without noise, its budget and the attack."""
     network = hp.network(config.network, config.clients, config.seed)
     result: dict[str, Any] = {"assumes": ASSUMPTION}
     curves: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ def run(config: Private, run: StudyRun) -> dict[str, Any]:
 def algorithm(
     config: Private, constants: Constants, noise: Any, rounds: int | None = None, checked: bool = True
 ) -> LDPDSBO:
-    """LDP-DSBO with this noise, on samples that are used once."""
+    """Return LDP-DSBO with this noise, for samples that are used once."""
     steps = power(config.step, config.step_exponent)
     return LDPDSBO(config.rounds if rounds is None else rounds, steps, noise, constants, "once", checked=checked)
 
@@ -78,19 +78,19 @@ def budgets(config: Private, falling: LDPDSBO, constant: LDPDSBO, network: Netwo
     spent = np.asarray(own.epsilon_by_round(config.rounds)).max(-1)
     return {
         "epsilon_claimed": float(spent[-1]),
-        # The tail that the limit adds can be smaller than rounding.
+        # The limit adds a bound for all later rounds, which can be smaller than rounding errors.
         "epsilon_limit": max(float(own.limit().max()), float(spent[-1])),
         "epsilon_by_round": {"T": early.tolist(), "epsilon": spent[early - 1].tolist()},
         "epsilon_constant_noise": float(
             np.asarray(account(constant, network).epsilon_by_round(config.rounds)[-1]).max()
         ),
-        # The most that the attack could have found.
+        # The largest ε that the attack could have found.
         "epsilon_attacked_rounds": float(np.asarray(own.epsilon_by_round(config.attacked + 1)[-1]).max()),
     }
 
 
 def curve_of(config: Private, made: Stream, case: Case, method: LDPDSBO, network: Network) -> dict[str, Any]:
-    """The error by round, over seeds."""
+    """Return the error by round, averaged over seeds."""
     every = max(1, config.rounds // POINTS)
     marks = np.unique(np.geomspace(100, config.rounds, 25).astype(int))
     places = np.maximum(marks // every, 1) - 1
@@ -106,7 +106,7 @@ def curve_of(config: Private, made: Stream, case: Case, method: LDPDSBO, network
 def hypers_by_round(
     config: Private, made: Stream, method: LDPDSBO, network: Network, every: int
 ) -> Float[np.ndarray, "seeds points n size"]:
-    """The hypers of every client at some rounds, for every seed."""
+    """Return the hypers of every client at the recorded rounds, for every seed."""
     recipe, start = program_of(method, problem_of(made)), jnp.zeros((config.clients, SIZE))
     record = {LOOP: lambda state, ctx: state.hyper}
 
@@ -121,10 +121,11 @@ def hypers_by_round(
 
 
 def attack(config: Private, made: Stream, algorithm: LDPDSBO, network: Network) -> Audit:
-    """Tell two values of client 0's first sample apart by its first noisy messages.
+    """Bound ε from below: distinguish two values of client 0's first sample by its first noisy messages.
 
-    The two are far apart along (1, 1), where clipping makes the most of Laplace noise. All clients' messages follow
-    from what all hear; subtracting what client 0 heard leaves what its own samples did.
+    The two values differ along (1, 1), where clipping in ℓ2 leaves the largest ℓ1 change, which Laplace noise has to
+    hide. The attacker computes client 0's messages from what the others hear. Then it subtracts the part that follows
+    from messages to client 0; the effect of client 0's own samples remains.
     """
     problem, rounds = problem_of(made), algorithm.steps
     plain: Any = algorithm.program(problem)
@@ -169,7 +170,7 @@ def attack(config: Private, made: Stream, algorithm: LDPDSBO, network: Network) 
 
 
 def report(run: StudyRun, result: dict[str, Any]) -> None:
-    """A table, and the curves."""
+    """Show a table, and draw the curves."""
     rows = [
         (curve["case"], curve["noise"], curve["distance"][0], curve["distance"][-1], curve["slope"])
         for curve in result["curves"]
@@ -185,6 +186,6 @@ def report(run: StudyRun, result: dict[str, Any]) -> None:
     axes[0].legend(fontsize=5)
     budget = result["epsilon_by_round"]
     limit = Curve("limit", budget["T"], [result["epsilon_limit"]] * len(budget["T"]))
-    spent = Curve("spent", budget["T"][1:], budget["epsilon"][1:])  # nothing in the first round
+    spent = Curve("spent", budget["T"][1:], budget["epsilon"][1:])  # without the first round, which costs nothing
     error_curves(axes[1], [spent, limit], x_label="rounds T", y_label="ε", log_x=True)
     run.figure("private", figure)

@@ -8,7 +8,7 @@ from hyperpush_papers.common.options import Count, NonNegative, Seed, Several, W
 
 
 class Quickstart(Config):
-    """Options of the first thing to run."""
+    """Options of the study `quickstart`."""
 
     parties: Several = option(20, "Number of parties.")
     shifted: Whole = option(3, "Parties that label every digit one too high.")

@@ -1,4 +1,4 @@
-"""Training on chosen data, and the controls that choose by models."""
+"""Training on chosen records, and control methods that choose records by a model's predictions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +18,11 @@ from hyperpush_papers.quickstart import report
 from hyperpush_papers.quickstart.parties import Parties, logits, make_task
 from hyperpush_papers.quickstart.report import Row
 
-STEP_SIZE = 0.5  # of training
-AT_ONCE = 3  # trainings in one program; all take the same one
-TUNING = 0.2  # of the step size, where a trained model is tuned
+STEP_SIZE = 0.5  # step size of training
+AT_ONCE = 3  # number of trainings in one compiled program
+TUNING = 0.2  # factor of the step size when a trained model is fine-tuned
 
-Kept = Float[np.ndarray, "n #m"] | Bool[np.ndarray, "n #m"]  # how much records count, in relation to trusted ones
+Kept = Float[np.ndarray, "n #m"] | Bool[np.ndarray, "n #m"]  # weights of records, relative to trusted records
 
 
 class Choice(NamedTuple):
@@ -32,8 +32,8 @@ class Choice(NamedTuple):
     group: str
     kept: Kept
     trainings: int = 0
-    floats: int = 0  # sent by each party, trainings included
-    status: str = ""  # of an estimate; else that of training
+    floats: int = 0  # floats that each party sends, including trainings
+    status: str = ""  # status of the estimate; empty: that of training
 
 
 @eqx.filter_jit
@@ -44,7 +44,7 @@ def find_labels(params: PyTree, inputs: Float[Array, "n m pixels"]) -> Int[Array
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains on the records that are kept and the trusted ones, on the same links every time."""
+    """Training on the kept records and the trusted ones, with the same links each time."""
 
     parties: Parties
     network: Network
@@ -53,11 +53,11 @@ class Trainer:
 
     @cached_property
     def task(self) -> Task:
-        """Of all records, the trusted ones last."""
+        """The task on all records, with the trusted ones last."""
         return make_task(self.parties, self.seed, join=True)
 
     def rows(self, choices: list[Choice], one: hp.Training) -> list[Row]:
-        """The table: what was chosen before, and the other controls; `one` is what a training costs."""
+        """Return a row for each given choice of records and each other control; `one` is a training, for its costs."""
         everything = np.ones(self.parties.records[1].shape)
         louder = self.parties.trusted[1].size / (2 * everything.size)
         plain = [
@@ -91,7 +91,7 @@ class Trainer:
         return rows
 
     def train(self, kept: list[Kept], start: PyTree = None, step_size: float = STEP_SIZE) -> list[PyTree]:
-        """Every party's model for each choice of records, from a start; a record counts 1 on average."""
+        """Train for each choice of records, and return every party's model; weights are scaled to a mean of 1."""
         weights, solver = [self._weights(each) for each in kept], hp.SGP(self.steps, step_size)
         around: Any = {"key": self.seed, "at_once": AT_ONCE}
         found = influence.retrain(self.task.at(params=start), solver, self.network, weights, **around).params
@@ -104,7 +104,7 @@ class Trainer:
         return eqx.tree_at(lambda w: w.examples, plain, jnp.asarray(weights / weights.mean(), jnp.float32))
 
     def accuracy(self, model: PyTree) -> float:
-        """The mean over parties, each with its own copy of the model, on all test images."""
+        """Return the mean test accuracy of the parties' copies of the model, on all test images."""
         inputs, labels = self.parties.test
         shown = jnp.broadcast_to(inputs, (len(self.parties.kind), *inputs.shape))
         return float(jnp.mean(find_labels(model, shown) == labels))
@@ -118,7 +118,7 @@ class Trainer:
         """Drop records that a model contradicts, train again, and repeat; also drop whole parties."""
         mostly = np.mean(self.agrees(trusted), axis=1, keepdims=True) > 0.5
         models, kept = [shared, trusted], []
-        for _ in range(report.ROUNDS):  # the third training is the same every time: it fills the program
+        for _ in range(report.ROUNDS):  # the third training is the same each time, since the program has three
             kept = [*map(self.agrees, models[:2]), mostly]
             models = self.train(kept)
         names = zip(report.FILTERS, kept, (report.ROUNDS, report.ROUNDS, 1), strict=True)
@@ -126,9 +126,9 @@ class Trainer:
         return list(zip(choices, models, strict=True))
 
     def tune(self, shared: PyTree) -> PyTree:
-        """The shared model, trained further on trusted data alone, in smaller steps."""
+        """Return the shared model after further training on trusted records only, with a smaller step size."""
         return self.train([np.zeros((len(self.parties.kind), 1))], shared, TUNING * STEP_SIZE)[0]
 
     def train_alone(self) -> PyTree:
-        """Everyone trains on its own records and its own trusted ones."""
+        """Train each party's model alone, on the party's records and trusted records."""
         return hp.train(self.task, hp.LocalSGD(self.steps, STEP_SIZE), self.network, key=self.seed).params

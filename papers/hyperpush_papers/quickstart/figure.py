@@ -1,4 +1,4 @@
-"""The picture of the first run: the worst records, weights, predictions against retraining, and the gain."""
+"""The figure of the first run: the worst records, weights, predictions against retraining, and the gain."""
 
 import matplotlib
 import numpy as np
@@ -13,16 +13,17 @@ from hyperpush.verbs.figures import STYLE
 from hyperpush_papers.quickstart.parties import KINDS, Parties
 from hyperpush_papers.quickstart.report import WON, Row
 
-ROWS, COLUMNS = 4, 6  # of the records that are shown
+ROWS, COLUMNS = 4, 6  # rows and columns of records in the figure
 HEIGHT, WIDTH = 13, 10  # pixels of a record with the label above it
 COLORS = ("tab:blue", "tab:red", "tab:orange")  # by KINDS
 
 
 @matplotlib.rc_context(STYLE)
 def draw(run: StudyRun, story: Row, compared: list[Row]) -> None:
-    """Save the picture: accuracies of all seeds, the rest of one."""
+    """Save the figure: accuracies are those of all seeds, all other parts those of one seed."""
     figure = Figure(figsize=(10.5, 7), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1))[:, 0]  # whose columns differ
+    # two figures, since they have different columns
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1))[:, 0]
     records, accuracies = upper.subplots(1, 2)
     weights, removals = lower.subplots(1, 2)
     parties: Parties = story["parties"]
@@ -36,7 +37,7 @@ def draw(run: StudyRun, story: Row, compared: list[Row]) -> None:
 
 
 def _draw_records(axes: Axes, parties: Parties, scores: Influence) -> None:
-    """The records that hurt most, under the labels they came with."""
+    """Draw the records that hurt most, with their given labels."""
     inputs, labels = parties.records
     changes = np.stack(scores.examples)
     worst = np.argsort(changes, axis=None, kind="stable")[: ROWS * COLUMNS]
@@ -53,7 +54,7 @@ def _draw_records(axes: Axes, parties: Parties, scores: Influence) -> None:
 
 
 def _draw_weights(axes: Axes, parties: Parties, weights: Float[np.ndarray, " n"]) -> None:
-    """The learned weight of each party, from the lowest."""
+    """Draw the learned weight of each party, in increasing order."""
     order = np.argsort(weights, kind="stable")
     for kind, name in enumerate(KINDS):
         places = np.flatnonzero(parties.kind[order] == kind)
@@ -65,7 +66,7 @@ def _draw_weights(axes: Axes, parties: Parties, weights: Float[np.ndarray, " n"]
 
 
 def _draw_removals(axes: Axes, parties: Parties, removals: Row) -> None:
-    """Predicted and real changes of the total cost: of parties, and small of records."""
+    """Draw predicted against real changes of the total cost, for parties and, in a small plot, for records."""
     inset = axes.inset_axes((0.64, 0.13, 0.34, 0.36))
     colors = [COLORS[kind] for kind in parties.kind]
     for place, of, color in ((axes, "parties", colors), (inset, "records", "black")):
@@ -82,7 +83,7 @@ def _draw_removals(axes: Axes, parties: Parties, removals: Row) -> None:
 
 
 def _draw_accuracies(axes: Axes, compared: list[Row]) -> None:
-    """Mean test accuracy of every row."""
+    """Draw the mean test accuracy of every method."""
     names = [row["method"] for row in compared]
     values = [100 * row["accuracy"] for row in compared]
     colors = {"hypergradient": "tab:green", "control": "lightgray", "bound": "white"}

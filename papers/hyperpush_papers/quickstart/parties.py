@@ -1,4 +1,4 @@
-"""Digits of parties, some of whose records hurt all, and the tasks made of them."""
+"""Digits of parties, some of whose records hurt all parties, and tasks with these data."""
 
 from typing import Literal, NamedTuple
 
@@ -16,21 +16,21 @@ from hyperpush_papers.common.data.sources import load
 from hyperpush_papers.common.models.layers import affine, dense_shapes, draw_layers
 from hyperpush_papers.quickstart.config import Quickstart
 
-EDGE = np.array([0, 7, 8, 15, 48, 55, 24, 31, 56, 63])  # the pixel, by label, that a mark lights up
-UNITS = (64, 32, 10)  # of the network: pixels, hidden ones with tanh, labels
+EDGE = np.array([0, 7, 8, 15, 48, 55, 24, 31, 56, 63])  # by label, the pixel that a mark sets
+UNITS = (64, 32, 10)  # layer sizes: pixels, hidden units with tanh, labels
 PENALTY = L2(0.01)
 KINDS = ("harmless", "shifted labels", "telling marks")
-Kind = Literal["party", "record"]  # of weights
+Kind = Literal["party", "record"]  # what has a weight of its own
 Records = tuple[Float[np.ndarray, "*shape 64"], Int[np.ndarray, "*shape"]]
 
 
 class Parties(NamedTuple):
-    """The parties' data, and their defects."""
+    """The data of all parties, and the kind of defect of each."""
 
-    records: Records  # as they came: [parties, records]
+    records: Records  # untrusted: [parties, records]
     trusted: Records  # [parties, trusted]
     test: Records  # [images], not owned by a party
-    kind: Int[np.ndarray, " n"]  # by party, the place in KINDS
+    kind: Int[np.ndarray, " n"]  # by party, its index in KINDS
 
     @property
     def harmful(self) -> Bool[np.ndarray, " n"]:
@@ -39,10 +39,10 @@ class Parties(NamedTuple):
 
 
 def make_parties(config: Quickstart, seed: int) -> Parties:
-    """Deal digits out; every image gets one mark, at random except where it gives the label away.
+    """Divide digits among parties, and mark one pixel of every image: at random, or in marked parties by its label.
 
-    Shifted parties label d as d + 1, and 9 as 0. Marked parties label rightly, but a model that learns from them looks
-    at the mark. Trusted and test images have random marks and right labels.
+    Shifted parties label d as d + 1, and 9 as 0. Marked parties have right labels, but a model that trains on them
+    learns the mark instead of the digit. Trusted and test images have random marks and right labels.
     """
     digits, generator = load("digits"), np.random.default_rng(seed)
     n, harmful = config.parties, config.shifted + config.marked
@@ -72,29 +72,29 @@ def make_parties(config: Quickstart, seed: int) -> Parties:
 
 
 def logits(params: PyTree, inputs: Float[Array, "*m pixels"]) -> Float[Array, "*m labels"]:
-    """Of a dense network with tanh."""
+    """Return the logits of a dense network with tanh."""
     return affine(params["dense2"], jnp.tanh(affine(params["dense1"], inputs)))
 
 
 def losses(params: PyTree, hyper: PyTree, records: PyTree) -> Float[Array, " m"]:
-    """Cross-entropy, one per record."""
+    """Return the cross-entropy of each record."""
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, records[0]), records[1])
 
 
 def weigh_losses(params: PyTree, hyper: PyTree, records: PyTree) -> Float[Array, " m"]:
-    """The losses times weights from 0 to 2, of the party or of each record; 1 where λ = 0."""
+    """Return losses times weights from 0 to 2, of the party or of each record; λ = 0 gives the weight 1."""
     return 2 * jax.nn.sigmoid(hyper) * losses(params, hyper, records)
 
 
 def weigh_penalty(params: PyTree, hyper: PyTree) -> Float[Array, ""]:
-    """A party without weight does not count in the penalty, either."""
+    """Return the penalty times the party's weight, so that a party of weight 0 adds no penalty."""
     return jnp.mean(2 * jax.nn.sigmoid(hyper)) * PENALTY(params, None)
 
 
 def make_task(parties: Parties, seed: int, weights: Kind | None = None, *, join: bool = False) -> Task:
-    """Training on the records, validation on the trusted ones; hypers are λ of one weight per party or record.
+    """Make the task: train on records, validate on trusted records; hypers λ give a weight per party or per record.
 
-    With `join`, trusted records come after the others in the training data, too.
+    With `join`, training data also contain the trusted records, after the others.
     """
     pairs = zip(parties.records, parties.trusted, strict=True)
     train = tuple(np.concatenate(pair, axis=1) for pair in pairs) if join else parties.records

@@ -1,4 +1,4 @@
-"""Report of the first run: names of rows, comparison over seeds, tables and a sentence."""
+"""Report of the first run: names of methods, comparison over seeds, tables and a summary sentence."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hyperpush import influence
 from hyperpush.runs.run import StudyRun
 from hyperpush_papers.quickstart.config import Quickstart
 
-ROUNDS = 3  # of filters
+ROUNDS = 3  # repetitions of filtering and training
 
 AS_IS = "data as they are"
 TRUSTED = "trusted data alone"
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def agreement(predicted: Float[np.ndarray, " k"], real: Float[np.ndarray, " k"]) -> Row:
-    """R², the share of right signs, and the pairs."""
+    """Return R² of predicted against real changes, the share of right signs, and the pairs of changes."""
     signs = float(np.mean((predicted < 0) == (real < 0)))
     return {
         "r2": influence.agreement(predicted, real)["r2"],
@@ -47,7 +47,7 @@ def agreement(predicted: Float[np.ndarray, " k"], real: Float[np.ndarray, " k"])
 
 
 def compare(rows: list[Row]) -> list[Row]:
-    """By method, from the worst: means over seeds, and how far the learned weights are ahead, in standard errors."""
+    """Return a row per method, worst first: means over seeds, and the learned weights' lead in standard errors."""
     by_method: dict[str, list[Row]] = {}
     for row in rows:
         by_method.setdefault(row["method"], []).append(row)
@@ -69,19 +69,19 @@ def compare(rows: list[Row]) -> list[Row]:
 
 
 def _worst(statuses: list[str]) -> str:
-    """One that did not converge, if there is any."""
+    """Return the status of a seed that did not converge, or of the first seed if all converged."""
     return max(statuses, key=lambda status: status.startswith("!"))
 
 
 def beaten(row: Row) -> bool:
-    """Return True if the learned weights lead: by over two standard errors, or at all with one seed."""
+    """Return True if the learned weights beat a method by over two standard errors, or at all if there is one seed."""
     return row["ahead"] > 2 * (row["standard_error"] or 0)
 
 
 def sentence(compared: list[Row], removals: list[Row], measured: bool = True) -> str:
     """Describe the gain, the controls that were not beaten, and equally good controls.
 
-    `measured` says whether the results of ten seeds are those of this task.
+    `measured` is True if our results over ten seeds are for this task.
     """
     found = {row["method"]: row for row in compared}
     won, before, bound = (100 * found[name]["accuracy"] for name in (WON, AS_IS, HARMLESS))
@@ -112,13 +112,13 @@ def _show_r2(r2: float) -> str:
 
 
 def _mean(values: list[float | None]) -> float:
-    """Of those that are defined: fewer than two removals have no R²."""
+    """Return the mean of the values that are defined; R² of fewer than two removals is not."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else float("nan")
 
 
 def show(run: StudyRun, config: Quickstart, compared: list[Row], removals: list[Row]) -> None:
-    """The tables."""
+    """Show the tables of the first run."""
     several = config.seeds > 1
     columns = ["", "test, %", "trained", "sent, M", "status"]
     rows = [

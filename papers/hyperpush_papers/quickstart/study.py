@@ -20,13 +20,14 @@ from hyperpush_papers.quickstart.figure import draw
 from hyperpush_papers.quickstart.parties import Kind, Parties, make_parties, make_task
 from hyperpush_papers.quickstart.report import Row
 
-PUSHES = 5  # for averages of the short series
-PREDICTOR = hp.HGP(steps=200, pushes=2, step_size=STEP_SIZE)  # long: single removals are to be right
+PUSHES = 5  # push-sum rounds per average of the short estimates
+# long, so that predictions of single removals are accurate
+PREDICTOR = hp.HGP(steps=200, pushes=2, step_size=STEP_SIZE)
 OUTER = hp.optimizer("adam", learning_rate=0.5)
 
 
 def run(config: Quickstart, run: StudyRun) -> dict[str, Any]:
-    """Every seed; then the table, the sentence, and the figure of the first seed."""
+    """Run all seeds; show the table and the summary sentence, and draw the figure of the first seed."""
     network = hp.networks.RandomDirected(config.parties, probability=(0.4, 0.8))
     stories: list[Row] = []
     for seed in range(config.seed, config.seed + config.seeds):
@@ -44,7 +45,7 @@ def run(config: Quickstart, run: StudyRun) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Story:
-    """All results of one seed."""
+    """Parties, training, predictions, learned weights and comparison for one seed."""
 
     config: Quickstart
     seed: int
@@ -64,16 +65,16 @@ class Story:
 
     @cached_property
     def trained(self) -> hp.Training:
-        """On all records as they are, without the trusted ones."""
+        """The shared model, trained on all records without the trusted ones."""
         return hp.train(self.task, self.solver, self.network, key=self.seed)
 
     @property
     def short(self) -> hp.HGP:
-        """The estimator for weights."""
+        """The short estimator with which weights are learned."""
         return hp.HGP(self.config.terms, PUSHES, 0.3)
 
     def tell(self, run: StudyRun) -> Row:
-        """Predictions and their check, weights, all rows."""
+        """Compute predictions, compare them with retraining, learn weights, and return the rows of all methods."""
         with run.progress(f"seed {self.seed}", 4) as bar:
             found = self.predict(PREDICTOR)
             bar.step()
@@ -97,13 +98,13 @@ class Story:
     # ------------------------------------------------------------------ predictions
 
     def predict(self, estimator: hp.HGP) -> influence.Influence:
-        """From one estimate, how removing each record and each party changes the total cost."""
+        """Predict from one estimate how removing each record and each party changes the total cost."""
         return influence.scores(
             self.trained.task, estimator, self.network, key=self.seed, curvature_steps=0, parties=None
         )
 
     def check(self, found: influence.Influence) -> tuple[Row, Float[np.ndarray, " n"]]:
-        """Predicted and real changes of the removal of each party and of some records; and those of all parties."""
+        """Compare predicted and real changes for parties and some records; also return the real changes of parties."""
         n, records = self.config.parties, self.config.records
         drawn = np.random.default_rng(self.seed).permutation(n * records)[: self.config.removals]
         places = [(int(place) // records, int(place) % records) for place in drawn]
@@ -119,7 +120,7 @@ class Story:
     # ------------------------------------------------------------------ weights
 
     def solve(self, weights: Kind) -> hp.Solution:
-        """One weight per party, or per record, for the total cost on trusted records."""
+        """Learn one weight per party, or per record, that lowers the total cost on trusted records."""
         method = hp.PDBO(inner=self.solver, hypergradient=self.short, outer=OUTER, steps=self.config.outer_steps)
         return hp.solve(make_task(self.parties, self.seed, weights), method, self.network, key=self.seed)
 
@@ -153,11 +154,11 @@ class Story:
 def _by_estimate(
     name: str, group: str, found: influence.Influence, training: int, kept: np.ndarray | None = None
 ) -> Choice:
-    """Keep everything that does not hurt by the estimate."""
+    """Choose the parties, or the given records, that do not hurt according to the estimate."""
     kept = found.totals[:, None] >= 0 if kept is None else kept
     return Choice(name, group, kept, 1, training + found.costs.floats, str(found.status))
 
 
 def weights_of(solution: hp.Solution) -> Float[np.ndarray, "n ..."]:
-    """σ(λ)."""
+    """Return the learned weights σ(λ)."""
     return 1 / (1 + np.exp(-np.asarray(solution.hypers, np.float64)))

@@ -1,1 +1,1 @@
-"""Rates of wrong and of flagged estimates, over families of problems and networks."""
+"""Rates of wrong estimates, and of estimates that their status flags, over families of problems and networks."""

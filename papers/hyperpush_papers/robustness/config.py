@@ -1,7 +1,7 @@
-"""Rates of wrong and of flagged estimates, over families of problems and networks.
+"""Rates of wrong estimates, and of estimates that their status flags, over families of problems and networks.
 
-All problems are quadratic, at their inner solution unless they are trained. NumPy knows their hypergradients in
-float64.
+All problems are quadratic. Params are at the inner solution, except in families that train. NumPy computes the true
+hypergradients in float64.
 """
 
 from typing import Annotated, Literal

@@ -10,17 +10,13 @@ from jaxtyping import Float
 from hyperpush_papers.robustness.config import Family
 
 Hessians = Float[np.ndarray, "n d d"]
-UNSOLVABLE = (
-    "singular",
-    "indefinite",
-    "hidden",
-    "lossy-singular",
-)  # no hypergradient exists: unmarked results are wrong
-LOSS = 0.2  # share of messages that get lost in families that are lossy
+# families without a hypergradient: every unflagged result is wrong
+UNSOLVABLE = ("singular", "indefinite", "hidden", "lossy-singular")
+LOSS = 0.2  # share of messages that get lost in the families with lossy links
 
 
 class Quadratics(NamedTuple):
-    """f_i = ½xᵀA_i x + λ_iᵀB_i x and F_i = c_iᵀx + g_iᵀλ_i, at x = 0 and λ = 0: the inner solution."""
+    """A problem f_i = ½xᵀA_i x + λ_iᵀB_i x, F_i = c_iᵀx + g_iᵀλ_i at λ = 0 and its inner solution x = 0."""
 
     hessians: Hessians  # A_i
     couplings: Float[np.ndarray, "n m d"]  # B_i
@@ -28,20 +24,20 @@ class Quadratics(NamedTuple):
     direct: Float[np.ndarray, "n m"]  # g_i
 
     def hypergradient(self) -> Float[np.ndarray, "n m"]:
-        """g_i/n − B_i (Σ_k A_k)⁻¹ (1/n)Σ_j c_j in float64."""
+        """Return the true hypergradient g_i/n − B_i (Σ_k A_k)⁻¹ (1/n)Σ_j c_j in float64."""
         hessians, couplings, slopes, direct = (part.astype(np.float64) for part in self)
         q = np.linalg.solve(hessians.sum(0), slopes.mean(0))
         return direct / len(direct) - couplings @ q
 
     def trained(self) -> Float[np.ndarray, "n m"]:
-        """Hypergradient at λ_i = g_i, where the solution is not 0, with ½‖x‖² in every outer cost."""
+        """Return the hypergradient at λ_i = g_i, where the inner solution is not 0, with ½‖x‖² in every outer cost."""
         hessians, couplings, slopes, direct = (part.astype(np.float64) for part in self)
         x = -np.linalg.solve(hessians.sum(0), np.einsum("nmd,nm->d", couplings, direct))
         return Quadratics(hessians, couplings, slopes + x, direct).hypergradient()
 
 
 def draw(family: Family, network: str, seed: int, clients: int, params: int, hypers: int) -> Quadratics:
-    """The problem of a family that a seed decides, another one on every network."""
+    """Draw the problem of a family for a seed and a network."""
     rng = np.random.default_rng([zlib.crc32(f"{family} {network}".encode()), seed, clients, params, hypers])
     hessians = MAKERS[family](rng, clients, params)
     hessians = (hessians + hessians.transpose(0, 2, 1)) / 2
@@ -54,25 +50,25 @@ def draw(family: Family, network: str, seed: int, clients: int, params: int, hyp
 
 
 def _hidden(drawn: Quadratics) -> Quadratics:
-    """Take the mean outer gradient's part along the eigenvector of the mean's smallest eigenvalue away."""
+    """Remove the mean outer gradient's component along the eigenvector of the mean Hessian's smallest eigenvalue."""
     vector = np.linalg.eigh(drawn.hessians.mean(0))[1][:, 0]
     return drawn._replace(slopes=drawn.slopes - np.outer(drawn.slopes @ vector, vector))
 
 
 def _cancelling(drawn: Quadratics, share: float) -> Quadratics:
-    """Change g_i so that this share of the hypergradient's two terms is left of their sum."""
+    """Change g_i so that the two terms of the hypergradient cancel, except for this share."""
     through = drawn._replace(direct=np.zeros_like(drawn.direct)).hypergradient()
     return drawn._replace(direct=len(through) * (share * drawn.direct * np.abs(through).mean() - through))
 
 
 def _positive(rng: np.random.Generator, params: int, low: float, high: float) -> Float[np.ndarray, "d d"]:
-    """A matrix with eigenvalues from low to high, evenly spaced in their logarithm."""
+    """Draw a symmetric matrix with eigenvalues from low to high, evenly spaced in their logarithm."""
     basis, _ = np.linalg.qr(rng.normal(size=(params, params)))
     return (basis * np.geomspace(low, high, params)) @ basis.T
 
 
 def _zero_mean_noise(rng: np.random.Generator, clients: int, params: int) -> Hessians:
-    """Indefinite matrices whose mean is zero."""
+    """Draw indefinite matrices whose mean is zero."""
     noise = rng.normal(size=(clients, params, params))
     noise = noise + noise.transpose(0, 2, 1)
     return noise - noise.mean(0)
@@ -83,7 +79,7 @@ def _mild(rng: np.random.Generator, clients: int, params: int) -> Hessians:
 
 
 def _scales(rng: np.random.Generator, clients: int, params: int) -> Hessians:
-    """Clients whose Hessians are up to 1e4 apart."""
+    """Draw Hessians whose sizes differ by up to 1e4 between clients."""
     scales = 10 ** np.append(rng.uniform(-2, 2, clients - 2), [-2, 2])
     return scales[:, None, None] * _mild(rng, clients, params)
 
@@ -93,13 +89,13 @@ def _indefinite_local(rng: np.random.Generator, clients: int, params: int) -> He
 
 
 def _disjoint(rng: np.random.Generator, clients: int, params: int) -> Hessians:
-    """Every parameter is in one client's cost alone."""
+    """Draw Hessians such that each parameter is in the cost of one client only."""
     owners = rng.permutation(np.arange(params) % clients)
     return np.stack([np.diag(np.where(owners == i, rng.uniform(0.5, 2.0, params), 0)) for i in range(clients)])
 
 
 def _low_rank(condition: float) -> Callable[..., Hessians]:
-    """Grams of few rows, and the ridge with which the mean has about this condition number."""
+    """Draw Gram matrices of few rows, plus a ridge that gives the mean about this condition number."""
 
     def make(rng: np.random.Generator, clients: int, params: int) -> Hessians:
         rows = rng.normal(size=(clients, max(2, params // (2 * clients)), params))
@@ -123,7 +119,7 @@ def _zero_third(rng: np.random.Generator, clients: int, params: int) -> Hessians
 
 
 def _with_less_curvature(factor: float) -> Callable[..., Hessians]:
-    """The mild family, less a multiple of the smallest eigenvalue of the mean in the direction of its eigenvector."""
+    """Draw the mild family, and subtract a multiple of the mean's smallest eigenvalue along its eigenvector."""
 
     def make(rng: np.random.Generator, clients: int, params: int) -> Hessians:
         hessians = _mild(rng, clients, params)

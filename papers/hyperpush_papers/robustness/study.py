@@ -1,4 +1,4 @@
-"""Every estimator on every family and network: right or wrong, and flagged or not by the status."""
+"""Run every estimator on every family and network; count results as right or wrong, and as flagged or not."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,20 +18,21 @@ from hyperpush_papers.robustness.config import Family, Robustness
 from hyperpush_papers.robustness.families import LOSS, UNSOLVABLE, Quadratics, draw
 
 TRAINED = 0.05  # relative error below which a result at trained params is right: statuses promise 3 %
-STEPS = 300  # rounds of training
-COUNTS = ("wrong_silent", "wrong_flagged", "right", "right_flagged")  # they add up to the runs
+STEPS = 300  # training steps of SGP
+# kinds of outcomes; their counts add up to the number of runs
+COUNTS = ("wrong_silent", "wrong_flagged", "right", "right_flagged")
 
 
 class Outcome(NamedTuple):
-    """Outcome of one run; without rounds and floats if it diverged."""
+    """Outcome of one run; rounds and floats are None if it diverged."""
 
     kind: str  # of COUNTS
     rounds: int | None = None
-    floats: int | None = None  # per client
+    floats: int | None = None  # mean number of floats that a client sent
 
 
 def run(config: Robustness, run: StudyRun) -> dict[str, Any]:
-    """A row of counts for each estimator, precision, network and family."""
+    """Run the study; return a row of counts for each estimator, precision, network and family."""
     cells = list(product(config.dtypes, config.estimators, config.networks, config.families))
     rows = []
     with run.progress("cells", len(cells)) as bar:
@@ -51,7 +52,7 @@ def run(config: Robustness, run: StudyRun) -> dict[str, Any]:
 
 
 def network_of(config: Robustness, name: str) -> Network:
-    """The network of a name, with as many clients as the study has."""
+    """Return the network of this name with the study's number of clients."""
     options = {"k": min(config.out_links, config.clients - 1)} if name == "k-out" else {}
     return hp.network(name, config.clients, config.seed, **options)
 
@@ -59,11 +60,12 @@ def network_of(config: Robustness, name: str) -> Network:
 def run_family(
     config: Robustness, estimator: HypergradientEstimator, family: Family, network: Network, dtype: str
 ) -> list[Outcome]:
-    """The outcomes of all seeds."""
+    """Run one estimator on a family for all seeds, and return the outcomes."""
     outcomes = []
     for seed in range(config.seed, config.seed + config.seeds):
         case = draw(family, network.name, seed, config.clients, config.params, config.hypers)
-        case = Quadratics(*(part.astype(dtype) for part in case))  # the truth is that of the numbers after rounding
+        # the true hypergradient is that of the rounded numbers
+        case = Quadratics(*(part.astype(dtype) for part in case))
         outcomes.append(judge(family, case, estimator, network, seed, config.tolerance))
     return outcomes
 
@@ -76,7 +78,10 @@ def judge(
     key: int,
     tolerance: float,
 ) -> Outcome:
-    """Run the estimator once. Without a truth no result is right. Divergence raises an error: it is not silent."""
+    """Run the estimator once and judge its result; without a true hypergradient every result is wrong.
+
+    A run that diverges counts as flagged, because it raises an error.
+    """
     truth = None if family in UNSOLVABLE else case.hypergradient()
     engine = hp.Simulate(faults=hp.Faults(loss=LOSS)) if family.startswith("lossy") else hp.Simulate()
     try:
@@ -93,20 +98,20 @@ def judge(
 
 
 def train(task: hp.Task, case: Quadratics, network: Network, key: int) -> hp.Task:
-    """Return the task after falling steps of SGP, with hypers and an outer cost for which the params matter."""
+    """Return the task after training by SGP with falling steps; its hypergradient depends on the params."""
     trained = task.replace(outer=bent_losses).at(hypers=case.direct)
     falling = hp.schedule("power", 0.5 / np.linalg.norm(case.hessians, 2, (1, 2)).max(), 0.6)
     return hp.train(trained, hp.SGP(STEPS, falling), network, key=key, certify=False).task
 
 
 def relative_error(found: Any, truth: Float[np.ndarray, "n m"]) -> float:
-    """The largest of all clients; NaN is infinite."""
+    """Return the largest relative error of all clients; NaN counts as infinite."""
     errors = np.linalg.norm(np.asarray(found, np.float64) - truth, axis=1) / np.linalg.norm(truth, axis=1)
     return float(np.nan_to_num(errors, nan=np.inf).max())
 
 
 def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Counts, and the costs of the runs that ended."""
+    """Return the counts of outcomes, and the costs of the runs that did not diverge."""
     outcomes = list(outcomes)
     counts = Counter(outcome.kind for outcome in outcomes)
     rounds = [outcome.rounds for outcome in outcomes if outcome.rounds is not None]
@@ -121,7 +126,7 @@ def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def totals(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], Counter]:
-    """Counts over all networks, by estimator, precision and family."""
+    """Sum the counts over all networks, by estimator, precision and family."""
     found: dict[tuple[str, str, str], Counter] = {}
     for row in rows:
         counts = found.setdefault((row["estimator"], row["dtype"], row["family"]), Counter())
@@ -130,7 +135,7 @@ def totals(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], Counter
 
 
 def task_of(case: Quadratics) -> hp.Task:
-    """The task at its inner solution. Each client has one example: its matrices."""
+    """Return the task at its inner solution; each client has one example, which holds its matrices."""
     (clients, params), hypers = case.slopes.shape, case.direct.shape[1]
     hessians, couplings, slopes, direct = (part[:, None] for part in case)
     zeros = np.zeros((clients, params + hypers), case.slopes.dtype)
@@ -144,7 +149,7 @@ def task_of(case: Quadratics) -> hp.Task:
     )
 
 
-# Not closures: the same functions for all problems, so that an estimator compiles once per network and precision.
+# Module-level functions for all problems, so that an estimator compiles only once per network and precision.
 def inner_losses(x: Float[Array, " d"], hyper: Float[Array, " m"], batch: tuple[Array, Array]) -> Float[Array, ""]:
     hessians, couplings = batch
     return 0.5 * x @ hessians[0] @ x + hyper @ couplings[0] @ x

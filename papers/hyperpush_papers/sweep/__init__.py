@@ -1,1 +1,1 @@
-"""Methods tuned alike, chosen on validation scores, reported over seeds (docs/guides/sweep.md)."""
+"""Sweeps: tune methods with equal budgets, select on validation, report over seeds (docs/guides/sweep.md)."""

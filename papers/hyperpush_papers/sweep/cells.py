@@ -1,4 +1,4 @@
-"""Running a sweep cell by cell into a folder; cells that are finished are not run again."""
+"""Run a sweep cell by cell into a folder; a cell is one run, and finished cells are not run again."""
 
 import json
 import shutil
@@ -26,29 +26,29 @@ CELLS = "cells"
 
 
 class CellResult(NamedTuple):
-    """End of a cell: its row, or the reason for its absence."""
+    """Result of a cell: its row, or the reason why it has none."""
 
     cell: Cell
     state: Literal["done", "n/a", "diverged", "failed"]
     row: dict[str, Any]
     reason: str = ""
-    status: dict[str, Any] | None = None  # of the run, where it has one
+    status: dict[str, Any] | None = None  # status of the run; None if it has no status
 
     @property
     def converged(self) -> bool | None:
-        """As its status says."""
+        """`converged` of the run's status; None without a status."""
         return None if self.status is None else self.status["converged"]
 
 
 class Finished(NamedTuple):
-    """All of a method's runs."""
+    """All runs of one method, and its selected point of the grid."""
 
     method: Choice
     results: list[CellResult]
-    chosen: int | None  # which point of the grid; None: it can be chosen by nothing
+    chosen: int | None  # index of the selected point of the grid; None if no point has valid scores
 
     def of(self, phase: Phase) -> list[CellResult]:
-        """The runs of a phase."""
+        """Return the runs of a phase, tuning or reporting."""
         return [each for each in self.results if each.cell.phase == phase]
 
 
@@ -58,7 +58,7 @@ def folder_of(plan: Plan, out: Path | None) -> Path:
 
 
 def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
-    """Tune every method, choose, and run the choice with the reported seeds."""
+    """Tune every method, select a point of its grid, and run this point with the reported seeds."""
     new = not folder.exists()
     _check_folder(plan, folder)
     try:
@@ -67,7 +67,8 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
         raise InvalidInput("--out", str(folder), f"a folder that can be written ({error.strerror})") from None
     with alone(folder / ".lock", "--out", folder):
         write_atomically(folder / CONFIG, to_toml(plan.experiment.name, plan.config))
-        for left in (folder / CELLS).glob(".*.partial"):  # of a process that was killed: the folder is locked
+        # left by a killed process; no other process works here, since the folder is locked
+        for left in (folder / CELLS).glob(".*.partial"):
             shutil.rmtree(left)
         found = [_run_method(plan, folder, method, console) for method in plan.methods]
     results = [each for one in found for each in one.results]
@@ -79,7 +80,7 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
 
 
 def _run_method(plan: Plan, folder: Path, method: Choice, console: Console) -> Finished:
-    """Tune a method and run it with what was chosen; one that cannot run is asked once."""
+    """Tune a method and run its selected point; stop at the first cell if the method cannot run."""
     tuning = [plan.cell("tuning", method, point, seed) for point in plan.points for seed in plan.tuning_seeds]
     results = _run_cells(plan, folder, tuning, console)
     if any(each.state == "n/a" for each in results):
@@ -88,12 +89,12 @@ def _run_method(plan: Plan, folder: Path, method: Choice, console: Console) -> F
     if chosen is not None:
         cells = [plan.cell("reported", method, plan.points[chosen], seed) for seed in plan.seeds]
         results += _run_cells(plan, folder, cells, console)
-    jax.clear_caches()  # the next method has other programs
+    jax.clear_caches()  # the next method uses other compiled programs
     return Finished(method, results, chosen)
 
 
 def _run_cells(plan: Plan, folder: Path, cells: list[Cell], console: Console) -> list[CellResult]:
-    """Run cells, or read finished ones, with a line for each; end at a cell that cannot run."""
+    """Run cells, or read finished cells, and print a line for each; stop at a cell that cannot run."""
     results: list[CellResult] = []
     for place, cell in enumerate(cells, start=1):
         began = perf_counter()
@@ -122,7 +123,7 @@ def scores_of(plan: Plan, tuning: list[CellResult]) -> list[list[float | None]]:
 
 
 def result_of_cell(plan: Plan, folder: Path, cell: Cell) -> tuple[CellResult, bool]:
-    """Return the end of a cell, and True if it had ended before."""
+    """Return the result of a cell, and True if the cell was finished before."""
     path = folder / CELLS / cell.name
     diverged, failed = (path.with_name(f"{cell.name}.{state}") for state in ("diverged", "failed"))
     if diverged.is_file():
@@ -132,12 +133,12 @@ def result_of_cell(plan: Plan, folder: Path, cell: Cell) -> tuple[CellResult, bo
         _refuse_change(path, before.config, tomllib.loads(to_toml(plan.experiment.name, cell.config)))
         return _read_row(plan, cell, before.result), True
     try:
-        # Its tables are not for the terminal, where they would bury the sweep's own lines.
+        # The tables of a cell are not printed, because they would hide the lines of the sweep.
         result, _ = execute(plan.experiment, cell.config, path, Console(quiet=True))
     except Diverged as error:
         write_atomically(diverged, f"{error}\n")
         return CellResult(cell, "diverged", {}, str(error)), False
-    except Exception as error:  # an experiment's, of any kind: the others are run all the same
+    except Exception as error:  # an experiment may raise any error; the other cells still run
         write_atomically(failed, traceback.format_exc())
         return CellResult(cell, "failed", {}, " ".join(f"{type(error).__name__}: {error}".split())), False
     failed.unlink(missing_ok=True)
@@ -145,14 +146,14 @@ def result_of_cell(plan: Plan, folder: Path, cell: Cell) -> tuple[CellResult, bo
 
 
 def _read_row(plan: Plan, cell: Cell, result: dict[str, Any]) -> CellResult:
-    """The one row of a result, with the scores that are needed; an experiment without rows is a row itself."""
+    """Return the only row of a result, with the required scores; a result without `rows` is itself the row."""
     rows = result["rows"] if isinstance(result.get("rows"), list) else [result]
     reasons = result.get("not_applicable")
     reasons = list(map(str, reasons.values())) if isinstance(reasons, dict) else []
     if not rows:
         return CellResult(cell, "n/a", {}, "; ".join(reasons) or "no rows")
     several = len(rows) + len(reasons)
-    if several > 1:  # of two, one of which cannot run, the other's row is not the run's
+    if several > 1:  # if one of two methods cannot run, the single row left does not stand for both
         allowed = "one row for each run: compare what makes several (sweep.compare)"
         raise InvalidInput("rows", f"{several} rows of {cell.name}", allowed)
     numbers = [key for key, each in rows[0].items() if isinstance(each, int | float) and not isinstance(each, bool)]
@@ -165,7 +166,7 @@ def _read_row(plan: Plan, cell: Cell, result: dict[str, Any]) -> CellResult:
 
 
 def _check_folder(plan: Plan, folder: Path) -> None:
-    """A folder that is there must be this sweep's; only the number of reported seeds may have grown."""
+    """Raise InvalidInput if the folder is of another sweep; only the number of reported seeds may have grown."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:

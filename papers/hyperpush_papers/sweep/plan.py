@@ -1,4 +1,4 @@
-"""Plan of a sweep: all values are checked here before anything runs."""
+"""Plan of a sweep: check all values before anything runs, and list the runs."""
 
 import hashlib
 import re
@@ -15,10 +15,10 @@ from hyperpush.runs.experiment import Experiment, SweepRule
 from hyperpush.spec.config import configure, read_source, set_option, to_toml, validate
 
 Phase = Literal["tuning", "reported"]
-# 10^-0.5 to 10^-3 in half steps, for every method alike: the learning rates that Terashita and Hara, "Decentralized
-# hyper-gradient computation over time-varying directed networks", choose from.
+# Learning rates from 10^-0.5 to 10^-3, by factors of 10^-0.5, for all methods: the grid of Terashita and Hara,
+# "Decentralized hyper-gradient computation over time-varying directed networks".
 RATES = tuple(float(f"{10 ** (-half / 2):.3g}") for half in range(1, 7))
-MOST_SEEDS = 1000  # that are reported; those that something is chosen by follow
+MOST_SEEDS = 1000  # largest number of reported seeds; tuning seeds start after them
 
 
 class Sweep(Config):
@@ -38,31 +38,31 @@ class Sweep(Config):
 
 
 class Choice(NamedTuple):
-    """Options set together, and their name in tables."""
+    """Values of options that are set together, and their label in tables."""
 
     label: str
-    options: dict[str, Any]  # by dotted name
+    options: dict[str, Any]  # values by dotted option name
 
 
 class Cell(NamedTuple):
-    """One run."""
+    """One run of a sweep: a method with a point of its grid and a seed."""
 
     phase: Phase
     method: Choice
     point: Choice
     seed: int
-    name: str  # of its folder
+    name: str  # name of the run's folder
     config: Config
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Methods, the grid that each of them is tuned on, and the seeds."""
+    """Plan of a sweep: the methods, the grid on which each is tuned, and the seeds."""
 
     experiment: Experiment
-    config: Config  # with `sweep`, as it is written down
+    config: Config  # all options, with the table `sweep`, as stored in `config.toml`
     values: dict[str, Any]  # the experiment's options
-    seed_option: str  # the option that decides every draw: `seed` of studies, `key` of specs
+    seed_option: str  # name of the option with the random seed: `seed` of studies, `key` of specs
     rule: SweepRule
     methods: tuple[Choice, ...]
     points: tuple[Choice, ...]
@@ -70,7 +70,7 @@ class Plan:
     seeds: tuple[int, ...]
 
     def cell(self, phase: Phase, method: Choice, point: Choice, seed: int) -> Cell:
-        """The run of a method with a setting and a seed."""
+        """Return the run of a method with a point of the grid and a seed."""
         options = {**method.options, **point.options, self.seed_option: seed}
         config = _with_options(self.experiment, self.values, options)
         label = ",".join(part for part in (method.label, point.label, f"seed={seed}") if part)
@@ -79,18 +79,18 @@ class Plan:
         return Cell(phase, method, point, seed, name, config)
 
     def scores(self, phase: Phase) -> tuple[str, ...]:
-        """The fields of a row that a phase looks at: tuning runs do not show their test scores."""
+        """Return the fields of a row that a phase reads; tuning does not read test scores."""
         return (self.rule.validation,) if phase == "tuning" else self.rule.test
 
     def identity(self) -> str:
-        """The same for sweeps that differ in nothing but the number of reported seeds."""
+        """Return a digest of the sweep's options; sweeps that differ only in the number of reported seeds share it."""
         written = as_table(self.config)
         written["sweep"].pop("seeds")
         return _digest(repr((self.experiment.name, written)))
 
 
 def load(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> Plan:
-    """A plan from an experiment's name or a `.toml` file, which may have a table `sweep`, and `key=value` overrides."""
+    """Return the plan of an experiment's name or a `.toml` file, which may have a table `sweep`, and of overrides."""
     experiment, values = read_source(source, known)
     swept = {"sweep": option(Sweep(), "How methods are tuned and reported."), "__annotations__": {"sweep": Sweep}}
     config: Any = type(experiment.config.__name__, (experiment.config,), swept)
@@ -119,7 +119,7 @@ def plan(experiment: Experiment, config: Config) -> Plan:
         methods = (Choice(experiment.name, {}),)
     first = values[seed_option]
     seeds = tuple(range(first, first + asked.seeds))
-    start = first + MOST_SEEDS  # no seed that something is chosen by is reported
+    start = first + MOST_SEEDS  # tuning seeds and reported seeds differ
     tuning_seeds = tuple(range(start, start + asked.tuning_seeds)) if len(points) > 1 else ()
     made = Plan(experiment, config, values, seed_option, rule, methods, points, tuning_seeds, seeds)
     for method, point in product(methods, points):
@@ -130,7 +130,7 @@ def plan(experiment: Experiment, config: Config) -> Plan:
 
 
 def _grid(experiment: Experiment, asked: Sweep) -> dict[str, Any]:
-    """The options to tune: those asked for, else the learning rates that the experiment declares."""
+    """Return the options to tune: the requested ones, else the learning rates that the experiment declares."""
     if asked.tuning_seeds == 0 and asked.grid:
         raise InvalidInput("sweep.tuning_seeds", 0, "at least 1 with a grid to choose from")
     if asked.grid or not asked.tuning_seeds:
@@ -142,7 +142,7 @@ def _grid(experiment: Experiment, asked: Sweep) -> dict[str, Any]:
 
 
 def _compare(experiment: Experiment, asked: Sweep, values: dict[str, Any]) -> dict[str, Any]:
-    """The options to compare: those asked for, else the experiment's methods."""
+    """Return the options to compare: the requested ones, else the experiment's methods."""
     named = experiment.tuning.methods if experiment.tuning else None
     return asked.compare or ({named: list(values[named])} if named is not None and values.get(named) else {})
 
@@ -167,7 +167,7 @@ def _rule(experiment: Experiment, asked: Sweep) -> SweepRule:
 
 
 def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: dict[str, Any]) -> tuple[Choice, ...]:
-    """The product of the axes; each value is checked by itself, so that an error names its axis."""
+    """Return the product of the axes; each value is also checked alone, so that an error names its axis."""
     lists: list[list[Choice]] = []
     for key, given in _flat(axes):
         where, names = f"sweep.{table}.{key}", [name.strip() for name in key.split(",")]
@@ -195,7 +195,7 @@ def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: d
 
 
 def _choice(values: dict[str, Any], names: list[str], value: object, named: bool) -> Choice:
-    """One value of an axis, given to all its options."""
+    """Return the choice of one value of an axis; all options of the axis get this value."""
     options = {name: _as_in(values, name, value) for name in names}
     return Choice(f"{names[0]}={_text(value)}" if named else _text(value), options)
 
@@ -205,7 +205,7 @@ def _text(value: object) -> str:
 
 
 def _as_in(values: dict[str, Any], name: str, value: object) -> object:
-    """A single value for an option that is a list becomes a list of one."""
+    """Wrap a single value in a list if the option is a list."""
     now: Any = values
     for part in name.split("."):
         now = now.get(part) if isinstance(now, dict) else None
@@ -213,7 +213,7 @@ def _as_in(values: dict[str, Any], name: str, value: object) -> object:
 
 
 def _with_options(experiment: Experiment, values: dict[str, Any], options: Mapping[str, Any]) -> Config:
-    """The experiment's options with these in place."""
+    """Return the experiment's configuration with these options replaced."""
     values = deepcopy(values)
     for name, value in options.items():
         set_option(values, name, value)
@@ -221,7 +221,7 @@ def _with_options(experiment: Experiment, values: dict[str, Any], options: Mappi
 
 
 def _flat(axes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Tables within tables as dotted names: in TOML, a.b = … is a table a."""
+    """Flatten nested tables to dotted names, since in TOML `a.b = …` is a table `a`."""
     for key, value in axes.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")

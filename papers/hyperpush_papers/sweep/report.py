@@ -1,4 +1,4 @@
-"""A sweep's result and tables."""
+"""Result and tables of a sweep."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hyperpush_papers.sweep.statistics import interval, mean_of
 
 
 def sweep(plan: Plan, out: Path | None = None, console: Console | None = None) -> tuple[dict[str, Any], Path]:
-    """Run a plan and report it; gives the result and its folder, which `hyperpush.load` reads."""
+    """Run a plan and report it; return the result and its folder, which `hyperpush.load` reads."""
     console = console or Console(stderr=True)
     folder = folder_of(plan, out)
     found = run(plan, folder, console)
@@ -53,7 +53,7 @@ def result_of(plan: Plan, found: list[Finished]) -> dict[str, Any]:
 
 
 def _summarize(plan: Plan, one: Finished) -> dict[str, Any]:
-    """The selected point of a method, and its scores over the reported seeds."""
+    """Return the selected point of a method, and its scores over the reported seeds."""
     point = None if one.chosen is None else plan.points[one.chosen]
     done = [each for each in one.of("reported") if each.state == "done"]
     return {
@@ -69,7 +69,7 @@ def _summarize(plan: Plan, one: Finished) -> dict[str, Any]:
 
 
 def _is_failure(each: CellResult) -> bool:
-    """A setting that diverges is an answer of the tuning; a reported run has to end well."""
+    """Return True if a cell failed: its run raised an error, or it is a reported run that diverged."""
     return each.state == "failed" or (each.cell.phase == "reported" and each.state == "diverged")
 
 
@@ -90,7 +90,7 @@ def _record(plan: Plan, each: CellResult) -> dict[str, Any]:
 
 
 def _at_the_end(plan: Plan, chosen: int | None) -> list[str]:
-    """Options whose chosen value is the least or the largest of the grid: better ones may lie beyond it."""
+    """Return options whose selected value is at an end of the grid, because better values may be outside."""
     if chosen is None:
         return []
     ends = []

@@ -1,1 +1,1 @@
-"""The whole story on one task: train, learn personal parts and example weights, score, drop, continue."""
+"""All steps on one task: train, learn personal parts and example weights, score records, drop some, continue."""

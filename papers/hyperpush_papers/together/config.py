@@ -1,7 +1,7 @@
 """Everything together: train, learn personal parts and weights of examples, score, drop, continue, with controls.
 
-Parties turn their digits by cluster, and a graph tells who belongs together. Every second pair labels most of its
-training examples y + 1. Links are directed, come and go, and lose messages.
+Parties of a cluster turn their images of digits by the same angle, and a graph shows the clusters. Every second pair of
+parties labels most of its training examples y + 1. Links are directed, change over time, and lose messages.
 """
 
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ STEPS = ("train", "learn", "score", "continue", "private")
 
 
 class Together(Config):
-    """Options of the whole story."""
+    """Options of the study `together`."""
 
     data: Literal["digits", "mnist", "emnist"] = option(
         "digits", "Digits; other than scikit-learn's need HYPERPUSH_DATA."

@@ -1,4 +1,4 @@
-"""Parties in clusters given by a graph; some of them label by another convention."""
+"""Parties in clusters that a graph shows; some parties have wrong labels."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ from hyperpush.personalize import MTL, Clean, Product
 from hyperpush_papers.common.data.sources import load
 from hyperpush_papers.common.models.dense import MLP
 
-CLUSTERS = 2  # party i is of cluster i mod 2, and turns its images by this number of quarters
+CLUSTERS = 2  # party i is in cluster i mod 2, and turns its images by i mod 2 quarter turns
 L2 = 1e-3
-LARGEST = 16  # pixels on a side; larger images are halved, so that the rates for scikit-learn's digits fit
-DROPPED = -30.0  # of the recipe Clean: a weight of 2e-13
+LARGEST = 16  # pixels on a side; larger images are halved, so that the step sizes for scikit-learn's digits fit
+DROPPED = -30.0  # log weight of a dropped example in the recipe Clean: a weight of 2e-13
 Examples = tuple[Float[np.ndarray, "n m side side"], Int[np.ndarray, "n m"]]
 
 
@@ -35,7 +35,7 @@ class Parties(NamedTuple):
 
     @property
     def rewired(self) -> list[tuple[int, int]]:
-        """As many links, each between parties of different clusters."""
+        """Return a graph with as many links, each between parties of different clusters."""
         n = len(self.wrong)
         others = [(u, v) for u in range(n) for v in range(u + 1, n) if (v - u) % CLUSTERS]
         chosen = np.random.default_rng(0).permutation(len(others))[: len(self.clusters)]
@@ -46,14 +46,14 @@ def deal(
     parties: int, seed: int, *, examples: int = 40, trusted: int = 5, test: int = 60, mislabel: float = 0.9,
     data: str = "digits",
 ) -> Parties:  # fmt: skip
-    """Digits for every party; every second one labels a share `mislabel` of its training examples y + 1."""
+    """Divide digits among parties; half of the parties label a share `mislabel` of their training examples y + 1."""
     found, generator, each = load(data), np.random.default_rng(seed), examples + trusted + test
     chosen = generator.permutation(np.flatnonzero(found.labels < 10))
     if parties * each > len(chosen):
         sizes = {"examples": examples, "trusted": trusted, "test": test}
         field = max(sizes, key=lambda name: sizes[name])
         most = len(chosen) // parties - each + sizes[field]
-        if most < 1:  # smaller sets would not help
+        if most < 1:  # a smaller set would not suffice
             field, most = "parties", len(chosen) // each
         counted = f"{data} has {len(chosen)} digits for {parties} parties with {each} each"
         raise InvalidInput(field, {**sizes, "parties": parties}[field], f"at most {most}: {counted}")
@@ -75,7 +75,7 @@ def deal(
 
 
 def shrink(images: Float[np.ndarray, "*many side side"], block: int = 2) -> Float[np.ndarray, "*many small small"]:
-    """Images of the means of this size in pixels."""
+    """Shrink images by averaging blocks of this size in pixels."""
     small = images.shape[-1] // block
     cut = images[..., : small * block, : small * block]
     return cut.reshape(*images.shape[:-2], small, block, small, block).mean((-3, -1))
@@ -85,7 +85,7 @@ def joined(
     clients: int, seed: int, examples: int = 40, trusted: int = 5, test: int = 60, models: int = CLUSTERS,
     l2: float = L2,
 ) -> hp.Task:  # fmt: skip
-    """The task of the joined run: own mixtures of shared models, and a weight for every training example."""
+    """Return the task with a mixture of shared models per party, and a weight for every training example."""
     made = deal(clients, seed, examples=examples, trusted=trusted, test=test)
     recipes = Product([MTL(models=models), Clean()])
     return recipes.task(
@@ -94,7 +94,7 @@ def joined(
 
 
 def auc(scores: np.ndarray, wrong: np.ndarray) -> float | None:
-    """The probability that something wrong has a lower score than something right; None without both."""
+    """Return the probability that a wrong item has a lower score than a right item; None if one kind is missing."""
     low, high = scores[wrong], scores[~wrong]
     if not len(low) or not len(high):
         return None

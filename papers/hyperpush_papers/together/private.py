@@ -1,4 +1,4 @@
-"""The price of ε: the joined run on parties with thousands of records, with noise for several ε and without."""
+"""The accuracy lost by ε: parties with thousands of records, with noise for several ε and without noise."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,18 +20,19 @@ from hyperpush_papers.together.parties import CLUSTERS, L2, Examples, Parties, a
 
 DATA = "emnist"
 DELTA = 1e-5
-SIDE = 7  # of the images that are left of larger ones
-RATE = 8.0  # of SGP: rows have norm 1, so that curvature is small
+SIDE = 7  # pixels on a side to which images are shrunk
+RATE = 8.0  # step size of SGP; it is large because rows have norm 1, so that the curvature is small
 HGP_STEP = 1.5
-RATES = {"mtl": 0.5, "trust": 1.0}  # of Adam
-BOUNDS: Any = {"clip": 2.0, "curvature": 0.1, "coupling": 0.1}  # chosen on seeds that are not reported
+RATES = {"mtl": 0.5, "trust": 1.0}  # learning rates of Adam
+# bounds for clipping, chosen on seeds that are not reported
+BOUNDS: Any = {"clip": 2.0, "curvature": 0.1, "coupling": 0.1}
 OWN_MODEL = 2.0  # a party starts with a share of 0.88 of its cluster's model; the graph shows the cluster
 
 
 class Trust(Recipe):
     """A party's training examples count 2σ(λ) times, λ ∈ R from 0.
 
-    It replaces weights of single examples: what hides one example hides its weight.
+    It replaces weights of single examples, because noise that hides one example also hides its weight.
     """
 
     def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
@@ -46,7 +47,7 @@ class Trust(Recipe):
 
 @dataclass(frozen=True)
 class PriceOfPrivacy:
-    """One seed's parties, and the runs on them."""
+    """Private and other runs on the parties of one seed."""
 
     seed: int
     epsilons: tuple[float, ...]
@@ -63,14 +64,14 @@ class PriceOfPrivacy:
 
     @cached_property
     def made(self) -> Parties:
-        """The parties of the story, with small images of norm 1."""
+        """Parties as in the other steps, with small images of norm 1."""
         sizes = {"examples": self.examples, "trusted": self.trusted, "test": self.test}
         found = deal(self.parties, self.seed, **sizes, mislabel=self.mislabel, data=self.data)
         train, trusted, test = ((_small(images), labels) for images, labels in (found.train, found.trusted, found.test))
         return Parties(train, trusted, test, found.wrong, MLP(SIDE**2, 10))
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The joined run and one model, without noise and for every ε; clipping alone; training alone."""
+        """Yield rows of mixtures with trust and of one model, without noise and for every ε, and rows of controls."""
         inner = hp.SGP(self.steps * (self.outer_steps + 1), RATE)
         for place, epsilon in enumerate((None, *self.epsilons)):
             noise = "no noise" if epsilon is None else f"ε ≤ {epsilon:g}"
@@ -83,14 +84,14 @@ class PriceOfPrivacy:
 
     @property
     def joined(self) -> hp.PDBO:
-        """Mixtures and trust by hypergradients."""
+        """The method that learns mixtures and trust by hypergradients."""
         adam = {name: hp.optimizer("adam", learning_rate=rate) for name, rate in RATES.items()}
         estimator = hp.TrackedHGP(self.order, HGP_STEP, pushes=2, tolerance=None)
         outer = hp.optimizer("by-name", **adam)
         return hp.PDBO(hp.SGP(self.steps, RATE), estimator, outer, self.outer_steps, restart=False)
 
     def task(self, models: int, train: Examples | None = None) -> hp.Task:
-        """Mixtures of this many models, which start from the own cluster's, and trust in every party."""
+        """Return the task with mixtures of this many models and a trust per party; mixtures start near the cluster."""
         made, own = self.made, self.made.train if train is None else train
         more = {"key": self.seed, "l2": L2, "classes": 10}
         task = _recipes(models).task(made.model, train=own, validation=made.trusted, **more)
@@ -135,7 +136,7 @@ def _recipes(models: int) -> Product:
 
 
 def _small(images: Float[np.ndarray, "n m side side"]) -> Float[np.ndarray, "n m 7 7"]:
-    """Images of 7 × 7 means, less their own mean, with norm 1: each by itself, so nothing is learned of the others."""
+    """Shrink each image to 7 × 7 pixels, subtract its mean, and scale it to norm 1; no statistics are shared."""
     block = images.shape[-1] // SIDE
     rows = shrink(images[..., : SIDE * block, : SIDE * block], block).reshape(*images.shape[:2], -1)
     rows = rows - rows.mean(-1, keepdims=True)

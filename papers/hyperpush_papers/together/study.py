@@ -1,4 +1,4 @@
-"""Four steps on the same parties and a private one, each against its controls; differences with standard errors."""
+"""Four steps on the same parties and a private step, each compared with controls, with standard errors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ from hyperpush_papers.together.config import STEPS, Together
 from hyperpush_papers.together.parties import CLUSTERS, DROPPED, L2, Examples, Parties, auc, deal
 from hyperpush_papers.together.private import DATA, PriceOfPrivacy
 
-RATE = 0.5  # of SGP
+RATE = 0.5  # step size of SGP
 PUSHES = 2
 DIRECT = hp.hypergradients.DirectGradient()
-MTL_RATE, CLEAN_RATE = 1.0, 0.5  # of Adam
-FROZEN = 1e-12  # a rate at which weights stay as they are
-HALF = float(np.log(1 / 3))  # of the recipe Clean: a weight of ½
-# The method of each step that its controls are compared with.
+MTL_RATE, CLEAN_RATE = 1.0, 0.5  # learning rates of Adam
+FROZEN = 1e-12  # a learning rate so small that weights do not change
+HALF = float(np.log(1 / 3))  # log weight in the recipe Clean that gives a weight of ½
+# Main method of each step, with which its controls are compared.
 MAIN = {
     "train": "one model",
     "learn": "together",
@@ -65,7 +65,7 @@ def run(config: Together, run: StudyRun) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Story:
-    """One seed's parties, links and models."""
+    """All steps for one seed: parties, links, models and rows."""
 
     config: Together
     seed: int
@@ -94,7 +94,7 @@ class Story:
     # ------------------------------------------------------------------ what is run
 
     def task(self, models: int, train: Examples | None = None, log_weights: Any = 0.0) -> hp.Task:
-        """Mixtures of this many models, and weights of examples that start from these."""
+        """Return the task with mixtures of this many models, and with example weights that start at `log_weights`."""
         made, more = self.parties, {"key": self.seed, "l2": L2, "classes": 10}
         own = made.train if train is None else train
         task = recipes(models).task(made.model, train=own, validation=made.trusted, test=made.test, **more)
@@ -102,12 +102,12 @@ class Story:
         return task.at(hypers={**task.hypers, "clean": weights})
 
     def train(self, task: hp.Task, alone: bool = False, rounds: int = 5) -> hp.Training:
-        """The params at fixed mixtures and weights: shared or personal ones."""
+        """Train params at fixed mixtures and weights; with `alone`, each party trains its own params."""
         method = (hp.LocalSGD if alone else hp.SGP)(rounds * self.config.steps, RATE)
         return hp.train(task, method, self.network, key=self.seed, engine=self.engine)
 
     def train_longer(self, task: hp.Task, alone: bool = False) -> hp.Training:
-        """The same, with as many steps as `learn` trains."""
+        """Train params as `train` does, for as many steps as `learn` takes in all."""
         return self.train(task, alone, self.config.outer_steps + 1)
 
     def learn(
@@ -117,7 +117,7 @@ class Story:
         clean_rate: float = CLEAN_RATE,
         estimator: HypergradientEstimator | None = None,
     ) -> hp.Solution:
-        """The personal parts, and the weights of examples unless they are frozen."""
+        """Learn mixtures and example weights by PDBO; `clean_rate=FROZEN` keeps the weights fixed."""
         rates = {"mtl": MTL_RATE, "clean": clean_rate}
         method = hp.PDBO(
             inner=hp.SGP(self.config.steps, RATE),
@@ -131,22 +131,22 @@ class Story:
 
     @cached_property
     def together(self) -> hp.Solution:
-        """Personal parts and weights, with the graph."""
+        """Mixtures and example weights, learned with the graph's ties."""
         return self.learn(self.task(CLUSTERS), self.ties(self.parties.clusters))
 
     @cached_property
     def impersonal(self) -> hp.Solution:
-        """Weights of examples for one model."""
+        """One shared model with learned example weights, without mixtures."""
         return self.learn(self.task(1), None)
 
     @cached_property
     def one_model(self) -> hp.Training:
-        """One model of all examples, trained as long as everything else in the second step."""
+        """One shared model of all examples, trained for as many steps as the other methods of the step `learn`."""
         return self.train_longer(self.task(1))
 
     @cached_property
     def everyone_alone(self) -> hp.Training:
-        """A local model per party, trained as long."""
+        """One model per party, trained alone for the same number of steps."""
         return self.train_longer(self.task(1), alone=True)
 
     @property
@@ -156,7 +156,7 @@ class Story:
     # ------------------------------------------------------------------ the steps
 
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
-        """One row for every method of these steps, step by step."""
+        """Yield a row for every method of the requested steps."""
         steps: dict[str, Callable[[], dict[str, Row]]] = {
             "train": self.train_step,
             "learn": self.learn_step,
@@ -169,7 +169,7 @@ class Story:
                 yield {"step": step, "method": name, "seed": self.seed, **row}
 
     def train_step(self) -> dict[str, Row]:
-        """One model of all examples; training alone; the trusted examples only; the right labels only."""
+        """Return rows of one model on all examples, on trusted examples, or on right labels, and of training alone."""
         trusted = self.task(1, self.parties.trusted)
         return {
             "one model": self.judge(self.train(self.task(1)), 1),
@@ -179,7 +179,7 @@ class Story:
         }
 
     def learn_step(self) -> dict[str, Row]:
-        """Personal parts and weights together; each part left out, and the graph rewired."""
+        """Return rows of mixtures and weights together, without each part, with a rewired graph, and of controls."""
         made, several = self.parties, self.task(CLUSTERS)
         graph = self.ties(made.clusters)
         right = self.task(CLUSTERS, log_weights=self.right_only)
@@ -198,17 +198,17 @@ class Story:
 
     @cached_property
     def uncleaned(self) -> hp.Solution:
-        """Personal parts with the graph; every example counts alike."""
+        """Mixtures learned with the graph's ties, while all examples have the same weight."""
         return self.learn(self.task(CLUSTERS), self.ties(self.parties.clusters), FROZEN)
 
     @cached_property
     def influence(self) -> influence.Influence:
-        """Scores of records and parties at the personal models that no cleaning has changed."""
+        """Influence scores of records and parties at the personal models of `uncleaned`."""
         options: Any = {"key": self.seed, "engine": self.engine, "curvature_steps": 0, "parties": None}
         return influence.scores(self.uncleaned.task, self.estimator, self.network, **options)
 
     def score_step(self) -> dict[str, Row]:
-        """Compare influence, learned weights and the loss in finding wrong labels and their parties."""
+        """Return rows on how well influence, learned weights and losses find wrong labels and their parties."""
         found, weights = self.influence, np.asarray(self.together.hypers["clean"])
         low = {
             "influence": (found, np.stack(found.examples), found.totals),
@@ -224,7 +224,7 @@ class Story:
 
     @cached_property
     def own_losses(self) -> Float[np.ndarray, "n m"]:
-        """Of every training example under its owner's model, which was trained without cleaning."""
+        """Loss of every training example under its party's model of `uncleaned`."""
         inputs, labels = self.parties.train
         product, made = recipes(CLUSTERS), []
         for client in range(self.config.parties):
@@ -234,7 +234,7 @@ class Story:
         return np.stack(made)
 
     def continue_step(self) -> dict[str, Row]:
-        """Drop in different ways, take the trusted examples into training, and continue."""
+        """Return rows of continued training, with trusted examples added and harmful data dropped in different ways."""
         weights, scored = np.asarray(self.together.hypers["clean"]), np.stack(self.influence.examples)
         contradicted = self.own_losses > np.quantile(self.own_losses, 1 - np.mean(scored < 0))
         leaving = drop(np.broadcast_to((self.influence.totals < 0)[:, None], scored.shape))
@@ -265,7 +265,7 @@ class Story:
         models: int = CLUSTERS,
         estimator: HypergradientEstimator | None = None,
     ) -> Row:
-        """Continue with these weights of training examples and with the trusted ones, after the step before."""
+        """Continue from an earlier solution, with these example weights and with trusted examples in training."""
         known = np.zeros((self.config.parties, self.config.trusted))
         task = self.task(models, self.with_trusted, np.concatenate([log_weights, known], axis=1))
         before = after or self.together
@@ -273,24 +273,24 @@ class Story:
         return self.judge(self.learn(task, ties, FROZEN, estimator), models)
 
     def train_on(self, before: hp.Training, alone: bool = False) -> Row:
-        """Continue with all examples and the trusted ones, and learn nothing but params."""
+        """Continue training of params only, on all examples and the trusted examples."""
         task = self.task(1, self.with_trusted).at(params=before.params)
         return self.judge(self.train_longer(task, alone), 1)
 
     @property
     def with_trusted(self) -> Examples:
-        """The training examples, and the trusted ones behind them."""
+        """The training examples, followed by the trusted examples."""
         pairs = zip(self.parties.train, self.parties.trusted, strict=True)
         inputs, labels = (np.concatenate(pair, axis=1) for pair in pairs)
         return inputs, labels
 
     def private_step(self) -> dict[str, Row]:
-        """The joined run and one model for every ε, on parties with thousands of records; and training alone."""
+        """Return the rows of `PriceOfPrivacy`: parties with thousands of records, for every ε."""
         asked = self.config
         return dict(PriceOfPrivacy(self.seed, asked.epsilons, asked.loss, asked.mislabel).rows())
 
     def judge(self, found: hp.Training | hp.Solution, models: int) -> Row:
-        """Test accuracy; and how well the weights tell wrong labels, if they were learned."""
+        """Return the row of a result: test accuracy, and how well learned weights separate wrong from right labels."""
         made, hypers = self.parties, found.task.hypers
         of = scores(recipes(models), made.model, found.params, hypers, made.test)
         weights = np.asarray(hypers["clean"])
@@ -300,17 +300,17 @@ class Story:
 
 
 def recipes(models: int) -> Product:
-    """Own mixtures of this many models, and a weight for every example; one model is shared by all."""
+    """Return recipes with a mixture of this many models per party and example weights; 1 is one shared model."""
     return Product([MTL(models=models), Clean()])
 
 
 def drop(chosen: Bool[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
-    """Log weights that leave these examples out."""
+    """Return log weights that drop these examples."""
     return np.where(chosen, DROPPED, 0.0)
 
 
 def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndarray, "n m"]) -> Row:
-    """Return the common columns of a row; suspicious records have low numbers. The private step fills epsilon."""
+    """Return the columns that all rows have; low numbers mark suspicious records. The private step fills epsilon."""
     return {
         "accuracy": None,
         "accuracy_p10": None,
@@ -325,17 +325,18 @@ def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndar
 
 
 def compare(rows: list[Row]) -> list[Row]:
-    """Return by step and method means over seeds, and the lead of the step's main method with its standard error.
+    """Return means over seeds by step and method, and the lead of the step's main method with its standard error.
 
-    Accuracy counts; in the step "score" the AUC of wrong labels does. Rows without a judging status lack the count of
-    runs that did not converge.
+    The lead is in accuracy; in the step "score" it is in the AUC of wrong labels. Rows whose status makes no judgment
+    lack the count of runs that did not converge.
     """
     made = []
     for step, method in dict.fromkeys((row["step"], row["method"]) for row in rows):
         measure = "auc_wrong_labels" if step == "score" else "accuracy"
         own, main = (_by_seed(rows, step, name) for name in (method, MAIN[step]))
         pairs = [(main[seed][measure], own[seed][measure]) for seed in own]
-        ahead = np.array([one - other for one, other in pairs if None not in (one, other)])  # no AUC without wrong ones
+        # without wrong labels there is no AUC
+        ahead = np.array([one - other for one, other in pairs if None not in (one, other)])
         compared = method != MAIN[step] and len(ahead) > 0
         judged = [row["converged"] for row in own.values() if row["converged"] is not None]
         names = ("accuracy", "accuracy_p10", "auc_wrong_labels", "bytes")
@@ -367,7 +368,7 @@ def _mean(values: list[float | None]) -> float | None:
 def verdict(row: Row) -> str:
     """Return True if a step's main method beats a control.
 
-    A gain counts if Student's interval of 95 % leaves out 0: above 2.8 standard errors with five seeds.
+    A gain counts if Student's 95 % interval excludes 0: with five seeds, above 2.8 standard errors.
     """
     gain, error, main = row["gain"], row["standard_error"], MAIN[row["step"]]
     said = f"{row['step']}: {main} against {row['method']}: {100 * gain:+.1f} points"

@@ -1,1 +1,1 @@
-"""Speeds an hour ahead at road sensors."""
+"""Forecasts of speeds at road sensors, an hour ahead."""

@@ -1,7 +1,7 @@
-"""Speeds an hour ahead at road sensors, each a client: BiG-Fed against training alone, FedAvg and simple forecasts.
+"""Forecasts at road sensors, an hour ahead: BiG-Fed against training alone, FedAvg and simple forecasts.
 
-A sensor forecasts its speed 12 steps of five minutes ahead from its last 12 and the time of day, with linear layers of
-which the middle one is shared. The graph is that of the roads (docs/guides/big-fed.md).
+Each sensor is a client. It forecasts its speed 12 steps of five minutes ahead, from its last 12 speeds and the time of
+day. Models are linear layers with a shared middle layer. The graph is that of the roads (docs/guides/big-fed.md).
 """
 
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ from hyperpush_papers.common.options import Count, Positives, Whole, option, stu
 
 
 class TrafficConfig(Tuned):
-    """Options of the forecast of speeds."""
+    """Options of the study of speed forecasts."""
 
     rounds: Annotated[int, whole(10)] = option(200, "Rounds of every method.")
     seeds: Count = option(3, "Runs, each with a start of its own.")

@@ -15,21 +15,21 @@ from hyperpush_papers.big_fed import tuning
 from hyperpush_papers.common.data.traffic import DAY, traffic
 from hyperpush_papers.traffic.config import TrafficConfig
 
-LAGS = AHEAD = 12  # an hour
+LAGS = AHEAD = 12  # number of past speeds, and steps ahead: an hour each
 PerSensor = Float[np.ndarray, "sensors examples"]
 
 
 class Examples(NamedTuple):
-    """Inputs, targets and times of all sensors in some days."""
+    """Inputs, targets and times of all sensors in a period of days."""
 
-    inputs: Float[np.ndarray, "sensors examples features"]  # in units of each sensor's own spread
+    inputs: Float[np.ndarray, "sensors examples features"]  # in units of each sensor's standard deviation
     targets: PerSensor
-    times: Int[np.ndarray, " examples"]  # of the targets
-    last: PerSensor  # the last speed known, in miles per hour
+    times: Int[np.ndarray, " examples"]  # time steps of the targets
+    last: PerSensor  # the last known speed, in miles per hour
 
 
 def run(config: TrafficConfig, run: StudyRun) -> dict[str, Any]:
-    """A row for each forecast and seed."""
+    """Run all forecasts; return a row for each forecast and seed."""
     made = traffic(config.data, seed=config.seed)
     speeds, n = made.speeds, made.speeds.shape[1]
     edges = [config.train_days * DAY, (config.train_days + config.validation_days) * DAY]
@@ -91,7 +91,7 @@ def examples(
     spread: Float[np.ndarray, " n"],
     day: int,
 ) -> Examples:
-    """Every example whose past and target lie in steps begin…end−1."""
+    """Return all examples whose past and target lie in the time steps begin…end−1."""
     starts = np.arange(begin, end - LAGS - AHEAD + 1)
     own = (speeds - mean) / spread
     past = np.stack([own[starts + lag] for lag in range(LAGS)], axis=-1).transpose(1, 0, 2)
@@ -103,19 +103,19 @@ def examples(
 
 
 def condense(given: Examples) -> tuple[Float[np.ndarray, "n r f"], Float[np.ndarray, "n r"]]:
-    """Few rows with the same mean squared error for every linear forecast: R of [inputs, targets] = QR, scaled."""
+    """Return few rows with the same mean squared error of every linear forecast: R in [inputs, targets] = QR."""
     table = np.concatenate([given.inputs, given.targets[..., None]], axis=-1)
     factor = np.linalg.qr(table, mode="r") * (table.shape[2] / table.shape[1]) ** 0.5
     return factor[..., :-1], factor[..., -1]
 
 
 def scores(forecast: Float[np.ndarray, "..."], truth: Float[np.ndarray, "..."]) -> dict[str, float]:
-    """Mean absolute error, and root of the mean squared error, in miles per hour."""
+    """Return mean absolute error and root mean squared error, in miles per hour."""
     return {"mae": float(np.abs(forecast - truth).mean()), "rmse": float(((forecast - truth) ** 2).mean() ** 0.5)}
 
 
 def _club(config: TrafficConfig, parts: list[Examples], seeds: range) -> tuning.Club:
-    """The same examples for all seeds, and the same layers for all clients, as PyTorch starts them."""
+    """Return the data with the same examples for all seeds, and layers as PyTorch draws them, equal at all clients."""
     clients, features, width = len(parts[0].inputs), parts[0].inputs.shape[-1], config.width
     scale = np.array([features**-0.5] * features + [width**-0.5])
     layers, kernels = [], []
@@ -132,7 +132,7 @@ def _club(config: TrafficConfig, parts: list[Examples], seeds: range) -> tuning.
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means and spreads over seeds, by method, and the steps it chose."""
+    """Return means and spreads over seeds for each method, and the chosen step sizes."""
     found = []
     for name in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == name]

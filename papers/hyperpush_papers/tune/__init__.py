@@ -1,1 +1,1 @@
-"""Weights of examples or classes, or L2 rates, tuned by every bilevel algorithm."""
+"""Tune weights of examples or classes, or L2 rates, by every bilevel algorithm."""

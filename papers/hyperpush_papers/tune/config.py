@@ -1,8 +1,8 @@
 """Hyperparameters tuned by every bilevel algorithm, with and without privacy.
 
-Three tasks: weights of training examples of which some have wrong labels (`cleaning`), weights of their classes
-(`class-weights`), and an L2 rate for every feature (`l2`). Counterparts of the figures of Chen and Wang, "Locally
-differentially private decentralized stochastic bilevel optimization", on their kinds of data.
+There are three tasks. `cleaning` tunes weights of training examples, some of which have wrong labels. `class-weights`
+tunes a weight for each class, and `l2` an L2 rate for each feature. They follow the figures of Chen and Wang, "Locally
+differentially private decentralized stochastic bilevel optimization", on similar data.
 """
 
 from typing import Literal

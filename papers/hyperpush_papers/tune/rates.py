@@ -3,7 +3,7 @@
     f(w, λ) = mean_j ℓ(w; a_j, y_j) + Σ_k r(λ_k) φ(w_k),    F(w) = mean of ℓ on validation examples
     r(λ) = T σ(λ − log T),    φ(w) = B² log cosh(w/B)
 
-r(λ) is exp(λ) as long as it is far below T = `TOP`, φ(w) is ½w² as long as |w| is far below B = `BEND`.
+r(λ) is nearly exp(λ) while that is far below T = `TOP`; φ(w) is nearly ½w² while |w| is far below B = `BEND`.
 """
 
 import math
@@ -21,24 +21,24 @@ from hyperpush.tasks.logistic import losses
 Examples = tuple[ArrayLike, ArrayLike]  # inputs and labels
 TOP = 0.2
 BEND = 10.0
-# Largest slopes: of σ and of its derivative; of tanh' ; the last two are reached at tanh² = 1/3.
+# Largest slopes of σ, of its derivative, and of tanh'; the last two occur at tanh² = 1/3.
 SIGMOID, SIGMOID_BEND, SECH = 1 / 4, 1 / (6 * math.sqrt(3)), 4 / (3 * math.sqrt(3))
 
 
 def rates(hyper: Float[Array, " d"]) -> Float[Array, " d"]:
-    """r(λ)."""
+    """Return the L2 rates r(λ)."""
     return TOP * jax.nn.sigmoid(hyper - math.log(TOP))
 
 
 def penalty(params, hyper):
-    """Σ_k r(λ_k) φ(w_k)."""
+    """Return the penalty Σ_k r(λ_k) φ(w_k)."""
     scaled = jnp.abs(params) / BEND
     log_cosh = scaled + jnp.log1p(jnp.exp(-2 * scaled)) - math.log(2)
     return BEND**2 * jnp.sum(rates(hyper) * log_cosh)
 
 
 def constants(clip: float, radius: float) -> Constants:
-    """Constants for examples with inputs of ℓ2 norm at most 1; `clip` bounds gradients, `radius` z."""
+    """Return constants for inputs of ℓ2 norm at most 1; `clip` bounds gradients and `radius` bounds z."""
     return Constants(
         C_y=clip,
         C_b=clip,
@@ -59,17 +59,17 @@ def l2_rates(
     rate: float = 1e-3,
     common: bool = False,
 ) -> Task:
-    """Logistic regression with an L2 rate per feature as hypers, on your data.
+    """Make a task from your data: logistic regression with an L2 rate per feature as hypers.
 
         f_i(w, λ) = mean_j ℓ(w; a_j, y_j) + Σ_k r(λ_k) φ(w_k),    F_i(w) = mean of ℓ on validation examples
 
     Rate r ≤ 0.2 and penalty φ are smooth everywhere (see the module), so that a private run has valid `constants`.
 
     Args:
-        train: Inputs [clients, examples, features], of ℓ2 norm at most 1 if runs are to be private; labels 0 or 1.
-        validation: The same for the outer cost.
+        train: Inputs [clients, examples, features], of ℓ2 norm at most 1 for private runs; and labels 0 or 1.
+        validation: Inputs and labels for the outer cost, in the same form.
         rate: Approximate start of all rates, above 0 and far below 0.2. The classifiers start at zero.
-        common: True asks for one common rate per feature.
+        common: True: all clients have one common rate per feature.
 
     Example:
         >>> import numpy as np
@@ -96,9 +96,9 @@ def l2_rates(
 def sparse_examples(
     clients: int, examples: int, features: int, relevant: int, seed: int
 ) -> tuple[Float[np.ndarray, "clients m d"], Float[np.ndarray, "clients m"]]:
-    """Normal inputs and labels that only the first `relevant` of them decide, y ~ Bernoulli(σ(3 aᵀθ/√relevant)).
+    """Draw normal inputs a and labels y ~ Bernoulli(σ(3 aᵀθ/√relevant)) that depend on the first `relevant` features.
 
-    Clients differ: each sees its inputs scaled by factors of its own, from ½ to 2.
+    Each client scales its inputs by its own factors from ½ to 2.
     """
     generator = np.random.default_rng(seed)
     scales = 2.0 ** generator.uniform(-1, 1, (clients, 1, features))

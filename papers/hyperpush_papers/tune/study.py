@@ -1,4 +1,4 @@
-"""A row and a curve for every method on a tuning task, references, and the private runs."""
+"""Run every method on a tuning task: rows and curves, references, and private runs."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,16 +20,16 @@ from hyperpush_papers.common.report import report
 from hyperpush_papers.tune import rates, weights
 from hyperpush_papers.tune.config import Tune
 
-FEW = 10  # features of the synthetic data that decide the label
+FEW = 10  # number of features of the synthetic data on which labels depend
 FEATURES = 60
-THIRD = 3  # every n-th class has wrong labels, where classes have weights
-SURE = 30.0  # σ of it is 1, of its negative 0
-# Training and validation examples of a client, unless they are given.
+THIRD = 3  # with weights of classes, every third class has wrong labels
+SURE = 30.0  # σ(30) is practically 1, σ(−30) practically 0
+# Default numbers of a client's training and validation examples.
 USUAL = {"mnist": (100, 100), "digits": (60, 60), "a9a": (2000, 1000), "synthetic": (100, 100)}
 
 
 class Examples(NamedTuple):
-    """All clients' data, inputs of norm at most 1."""
+    """Data of all clients, with inputs of norm at most 1."""
 
     name: str
     note: str
@@ -40,19 +40,19 @@ class Examples(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A task with the data to judge it."""
+    """A task with the metrics and references that judge its solutions."""
 
     common: Benchmark
     personal: Benchmark | None
-    accuracy: Callable[[PyTree], Float[Array, ""]]  # of one classifier on the test examples
-    wrong: Bool[np.ndarray, "clients m"]  # which training labels are
+    accuracy: Callable[[PyTree], Float[Array, ""]]  # accuracy of one classifier on the test examples
+    wrong: Bool[np.ndarray, "clients m"]  # True for wrong training labels
     references: dict[str, float]
 
 
 def run(config: Tune, run: StudyRun) -> dict[str, Any]:
     """Compare all methods, then repeat those that support privacy with noise."""
     network = hp.network(config.network, config.clients, config.seed)
-    method_names(config, network)  # refuses before data are loaded
+    method_names(config, network)  # raises errors before data are loaded
     data = read_examples(config)
     made = prepare_rates(config, data) if config.task == "l2" else prepare_weights(config, data)
     found = compare(config, run, network, made.common, made.personal)
@@ -80,7 +80,7 @@ def run(config: Tune, run: StudyRun) -> dict[str, Any]:
 
 
 def read_examples(config: Tune) -> Examples:
-    """The data set of the task, dealt to the clients."""
+    """Read the task's data set and divide it among the clients."""
     name = source(config)
     train, validation = config.examples or USUAL[name][0], config.validation or USUAL[name][1]
     each = train + validation
@@ -108,7 +108,7 @@ def read_examples(config: Tune) -> Examples:
 
 
 def source(config: Tune) -> str:
-    """The data set that fits the task."""
+    """Return the name of the task's data set."""
     fitting = ("a9a", "synthetic") if config.task == "l2" else ("mnist", "digits")
     if config.data == "auto":
         return fitting[0] if available(fitting[0]) else fitting[1]
@@ -118,14 +118,14 @@ def source(config: Tune) -> str:
 
 
 def flat_rows(name: str, inputs: Float[np.ndarray, "m ..."]) -> Float[np.ndarray, "m d"]:
-    """Every example as a row of norm 1."""
+    """Flatten every example to a row of norm 1."""
     if name == "mnist":  # 28x28 to 14x14: the same accuracy of a linear classifier at a quarter of the size
         inputs = inputs.reshape(-1, 14, 2, 14, 2).mean((2, 4))
     return unit_rows(inputs.reshape(len(inputs), -1))
 
 
 def prepare_rates(config: Tune, data: Examples) -> Prepared:
-    """An L2 rate for every feature; the references are one rate for all features."""
+    """Prepare the task with an L2 rate per feature; its references have one rate for all features."""
     task = rates.l2_rates(data.train, data.validation, common=True)
     test = [jnp.asarray(part) for part in data.test]
 
@@ -149,7 +149,7 @@ def prepare_rates(config: Tune, data: Examples) -> Prepared:
 
 
 def prepare_weights(config: Tune, data: Examples) -> Prepared:
-    """A weight for every example or every class; the references train on all and on clean examples."""
+    """Prepare the task with a weight per example or class; its references train on all examples and on clean ones."""
     n, m = data.train.labels.shape
     into = range(data.classes) if config.task == "cleaning" else range(0, data.classes, THIRD)
     given, wrong = corrupt_labels(np.asarray(data.train.labels), config.corrupted, into, config.seed)
@@ -162,7 +162,7 @@ def prepare_weights(config: Tune, data: Examples) -> Prepared:
         return right(params)
 
     def benchmark(slots: Int[np.ndarray, "clients m"] | None, common: bool) -> Benchmark:
-        """With weights in these slots, or of every example's own (None)."""
+        """Return the benchmark in which examples share the weights of these slots; None: a weight for each example."""
         task = cleaning(Labeled(data.train.inputs, given), data.validation, data.classes, slots, config.l2, common)
 
         def auc(hypers):
@@ -186,24 +186,24 @@ def prepare_weights(config: Tune, data: Examples) -> Prepared:
 
 
 def own_weights(hypers: Array, wrong: Bool[np.ndarray, "clients m"]) -> Float[np.ndarray, "clients m"]:
-    """Return each client's weights of its own examples, also if its hyper holds the weights of all clients."""
+    """Return the weights of each client's own examples, even if its hyper holds the weights of all clients."""
     n, m = wrong.shape
     return np.asarray(hypers).reshape(n, -1, m)[range(n), range(n) if hypers.shape[1] > m else 0]
 
 
 def area(scores: Float[np.ndarray, "..."], clean: Bool[np.ndarray, "..."]) -> float:
-    """The chance that a clean example scores above a corrupted one (area under the ROC curve); ties count half."""
+    """Return the area under the ROC curve: how often a clean example scores above a corrupted one; ties count half."""
     above, below = scores[clean], scores[~clean]
     return float(mannwhitneyu(above, below).statistic / (above.size * below.size))
 
 
 def refit(task: hp.Task, hypers: PyTree) -> Float[Array, "..."]:
-    """The minimizer of the mean inner cost for these hypers, on one machine; params are one array."""
+    """Minimize the mean inner cost for these hypers on one machine; params are one array."""
     return jnp.asarray(oracles.minimize(task.problem, task.params, hypers, task.data)[0], task.params.dtype)
 
 
 def draw_weights(run: StudyRun, weights: dict[str, Any], wrong: Bool[np.ndarray, "clients m"]) -> None:
-    """The learned weights of clean and of corrupted examples, a panel for each of some methods."""
+    """Draw the learned weights of clean and of corrupted examples, with a panel for each method."""
     chosen = list(weights)[-4:]
     figure, axes = panels(len(chosen))
     for axis, name in zip(axes, chosen, strict=True):

@@ -7,7 +7,7 @@ from hyperpush.privacy.sensitivity import Constants
 
 
 def constants(l2: float) -> Callable[[float, float], Constants]:
-    """Constants for examples with inputs of ℓ2 norm at most 1, by (clip of gradients, radius of z).
+    """Return constants for inputs of ℓ2 norm at most 1, from the clipping bound of gradients and the radius of z.
 
     With p the softmax and H = diag(p) − ppᵀ: ‖∂ℓ‖ ≤ √2, ‖H‖ ≤ ½, and H changes by at most 3/2 per unit of scores.
     """

@@ -1,1 +1,1 @@
-"""VR-HGP beside its theory."""
+"""Measured errors of VR-HGP, compared with its theory."""

@@ -1,4 +1,4 @@
-"""Error of VR-HGP by round and by its weights (α, β), beside the theory.
+"""Error of VR-HGP by round and by its weights (α, β), compared with the theory.
 
 The counterpart of figures 1 and 2 and of theorem 1 of "Personalized decentralized bilevel optimization over stochastic
 and directed networks".

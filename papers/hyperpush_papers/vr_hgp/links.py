@@ -1,4 +1,4 @@
-"""Cost of links observed in training: errors by training steps, beside the true means."""
+"""Errors of estimators that observe link frequencies in training, compared with true frequencies."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ def paper_networks(clients: int, seed: int, mixing: str) -> list[tuple[Network, 
 
 
 def compare_links(config: VRStudy, run: StudyRun, task: Task) -> list[dict[str, Any]]:
-    """For every network, estimator and number of training steps: the error with observed links and with true means.
+    """Return errors with observed link frequencies and with true ones, by network, estimator and training steps.
 
-    All estimates are at the params that the longest training reached: only what is known of the links differs.
+    All estimates are at the params of the longest training, so that only the knowledge of links differs.
     """
     rows = []
     keys = jax.random.split(jax.random.key(config.seed), config.link_runs)
@@ -69,7 +69,7 @@ def errors(
     keys: Key[Array, " runs"],
     target: np.ndarray,
 ) -> dict[str, Any]:
-    """Relative errors over keys, each of which decides a training and an estimate."""
+    """Return relative errors over keys; each key is for one training and one estimate."""
     means = known_links(estimator.with_options(links="means"), network, None, task)
     assert means is not None
     start, zeros = InnerState(task.params, task.hypers), jnp.zeros_like(task.hypers)

@@ -23,13 +23,13 @@ from hyperpush_papers.vr_hgp.config import VRStudy
 from hyperpush_papers.vr_hgp.links import compare_links
 from hyperpush_papers.vr_hgp.theory import expected_errors, linearize, mu, mu_by_round, theorem
 
-# Where the best weights are looked for.
+# Grid in which the best weights are searched.
 ALPHAS = (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 GRID = np.array(list(product(ALPHAS, (0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1))))
 
 
 def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
-    """Measured, exact and bounded errors of every pair of weights, and the best weights by theory."""
+    """Return measured errors, expected errors and bounds for every pair of weights, and the best weights by theory."""
     network = hp.network(config.network, config.clients, config.seed, probability=config.probability)
     task, drawn = two_digits(config)
     training_key, estimation_key = jax.random.split(jax.random.key(config.seed))
@@ -40,7 +40,7 @@ def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
     radius = float(np.abs(np.linalg.eigvals(system.forward())).max())
     if not radius < 1:
         raise InvalidInput("step", config.step, f"a step at which the series converges (Ā has radius {radius:.4g})")
-    # The outer cost does not depend on the hypers: c_λ = 0, and the series is the whole target.
+    # The outer cost does not depend on the hypers, so c_λ = 0 and the target is the series.
     target = system.series()
     exact = np.asarray(oracles.dense(task.problem, at, task.hypers, task.data)).ravel()
     keys, weights = jax.random.split(estimation_key, config.runs), np.asarray(config.weights)
@@ -71,7 +71,7 @@ def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
     result = {
         **drawn,
         "true_norm": float(np.linalg.norm(target)),
-        # How far the target, the derivative of SGP's mean step, is from the hypergradient of the consensus solution.
+        # Distance of the target, which follows from SGP's mean step, to the hypergradient at the common solution.
         "target_gap": float(np.linalg.norm(target - exact)),
         "curves": curves,
         "best": {"alpha": GRID[least, 0], "beta": GRID[least, 1], "expected_rms": last[least]},
@@ -87,7 +87,7 @@ def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
 
 
 def two_digits(config: VRStudy) -> tuple[hp.Task, dict[str, Any]]:
-    """Logistic regression between two digits on each image's mean gray and a constant, and its random draws."""
+    """Return logistic regression of two digits on each image's mean gray value and a constant, and its random draws."""
     name = config.data if config.data != "auto" else "mnist" if available("mnist", "train") else "digits"
     found, generator = load(name, "all" if name == "digits" else "train"), np.random.default_rng(config.seed)
     pair = generator.choice(10, 2, replace=False)
@@ -123,7 +123,7 @@ def estimates_of(config: VRStudy, task: hp.Task, network: Network) -> Callable[[
 
 
 def factors(config: VRStudy) -> dict[str, list[dict[str, float]]]:
-    """μ of every pair of weights at every contraction, and the pairs of a grid with the least μ after all rounds."""
+    """Return μ for all pairs of weights and contractions η, and the pairs of a grid with the least final μ."""
     table = [
         {"eta": eta, "alpha": alpha, "beta": beta, "mu": mu(alpha, beta, eta)}
         for eta, (alpha, beta) in product(config.contractions, config.weights)
@@ -139,12 +139,12 @@ def factors(config: VRStudy) -> dict[str, list[dict[str, float]]]:
 
 
 def label(alpha: float, beta: float) -> str:
-    """Label of a pair of weights in figures."""
+    """Return the label of a pair of weights in figures."""
     return f"α = {alpha:g}, β = {beta:g}"
 
 
 def draw(config: VRStudy, run: StudyRun, curves: list[dict[str, Any]]) -> None:
-    """The factor μ beside measured errors; then the first two pairs beside theory."""
+    """Draw the factor μ and the measured errors; then compare the first two pairs of weights with theory."""
     rounds, etas = np.arange(1, config.rounds + 1), np.linspace(0.01, 0.99, 99)
     figure, axes = panels(2)
     lines = [Curve(label(*pair), etas, [mu(*pair, eta) for eta in etas]) for pair in config.weights]
@@ -152,7 +152,7 @@ def draw(config: VRStudy, run: StudyRun, curves: list[dict[str, Any]]) -> None:
     by_round: Any = {"x_label": "round m", "y_label": "error of the hypergradient", "log_x": True}
     lines = [Curve(label(curve["alpha"], curve["beta"]), rounds, curve["error"]) for curve in curves]
     error_curves(axes[1], lines, title="measured", **by_round)
-    if legend := axes[0].get_legend():  # the same as beside it, and it would cover lines here
+    if legend := axes[0].get_legend():  # the panel beside has the same legend; here it would cover lines
         legend.remove()
     run.figure("weights", figure)
     figure, axes = panels(len(curves[:2]))
@@ -168,7 +168,7 @@ def draw(config: VRStudy, run: StudyRun, curves: list[dict[str, Any]]) -> None:
 
 
 def show(config: VRStudy, run: StudyRun, result: dict[str, Any]) -> None:
-    """Errors after some rounds, and the best weights by theory."""
+    """Show tables of errors after some rounds, and of the best weights by theory."""
     wanted = sorted({m for m in (5, 20, 100) if m < config.rounds} | {config.rounds})
 
     def row(curve: dict[str, Any]) -> tuple[Any, ...]:

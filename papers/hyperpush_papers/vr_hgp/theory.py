@@ -4,7 +4,7 @@ At a point, with gradient-after SGP and full batches, VR-HGP iterates
 
     v ← α(v + B u) + (1 − α) B w,   u⁺ = A u,   w ← β(A w + c_x) + (1 − β)(w + u⁺)
 
-where A is random, as links are. `expected_errors` is its exact root mean square error after every round.
+where A is random because the links are. `expected_errors` is the exact root mean square error after every round.
 `theorem` is the bound of theorem 1 of "Personalized decentralized bilevel optimization over stochastic and directed
 networks", and `mu` the factor in it that depends on the weights.
 """
@@ -23,14 +23,14 @@ from hyperpush.task.task import Task
 
 
 def mu(alpha: float, beta: float, eta: float) -> float:
-    """Theorem 1's factor μ_{α,β} at contraction η for M → ∞; theorem 10's μ_{1,0} wherever α = 1.
+    """Return the factor μ_{α,β} of theorem 1 at contraction η for M → ∞; for α = 1, theorem 10's μ_{1,0}.
 
     μ² = 8 (1−α)/(1+α) (1 + (1+αρ)/(1−αρ) β²η²/(1−ρ²)) with ρ = 1−β+βη. At β = 0 only the noise of B is averaged.
 
     Args:
         alpha: α of `VRHGP`, from 0 to 1.
         beta: β of `VRHGP`, from 0 to 1.
-        eta: η, how much one step of SGP contracts, above 0 and below 1.
+        eta: η, the contraction factor of one step of SGP, above 0 and below 1.
 
     Example:
         >>> from hyperpush_papers.vr_hgp.theory import mu
@@ -48,11 +48,11 @@ def mu(alpha: float, beta: float, eta: float) -> float:
 
 
 def mu_by_round(alpha: ArrayLike, beta: ArrayLike, eta: ArrayLike, rounds: int) -> Float[np.ndarray, "rounds ..."]:
-    """The factor after every round, with the terms that theorem 1 hides in e^{−O(M)}.
+    """Return the factor μ after every round, with the terms that theorem 1 summarizes as e^{−O(M)}.
 
-    The factor is √8 (1−η) times the standard deviation of v, to first order in s. A = η(1 + sε), B = 1 + sε' and c = 1
-    are numbers, with independent signs ε and ε'. There the paper's bounds on norms are equalities. α, β and η are as
-    in `mu`, and broadcast.
+    Let A = η(1 + sε), B = 1 + sε' and c = 1 be numbers, with independent random signs ε and ε'. For these, the paper's
+    bounds on norms are equalities. Then the factor is √8 (1−η) times the standard deviation of v, to first order in s.
+    α, β and η are as in `mu`, and broadcast.
     """
     alpha, beta, eta = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (alpha, beta, eta)))
     zero, rest, stay = np.zeros_like(alpha), 1 - alpha, 1 - beta
@@ -82,16 +82,16 @@ class Linear(NamedTuple):
     source: Float[np.ndarray, " nd"]  # c_x
 
     def forward(self) -> Float[np.ndarray, "nd nd"]:
-        """Ā."""
+        """Return the mean map Ā."""
         return np.kron(self.push, np.eye(len(self.source) // len(self.push))) + self.bend
 
     def series(self) -> Float[np.ndarray, " nh"]:
-        """B̄(I − Ā)^{-1} c_x: the target without c_λ."""
+        """Return B̄(I − Ā)^{-1} c_x, the target without c_λ."""
         return self.down @ np.linalg.solve(np.eye(len(self.source)) - self.forward(), self.source)
 
 
 def linearize(task: Task, network: Network, step: float) -> Linear:
-    """The maps of VR-HGP at the task's params as matrices.
+    """Return the maps of VR-HGP at the task's params, as matrices.
 
     Args:
         task: A task whose params and hypers are one vector each; small, as the matrices are dense.
@@ -127,7 +127,7 @@ def linearize(task: Task, network: Network, step: float) -> Linear:
 def expected_errors(
     system: Linear, weights: Float[np.ndarray, "pairs 2"], rounds: int
 ) -> Float[np.ndarray, "pairs rounds"]:
-    """√E‖v − B̄(I − Ā)^{-1}c_x‖² after every round, exactly, for every pair (α, β) of `weights`.
+    """Return √E‖v − B̄(I − Ā)^{-1}c_x‖² after every round, exactly, for every pair (α, β) of `weights`.
 
     With A random and independent from round to round, the second moments of (u, w, v, 1) obey a linear recursion.
     """
@@ -135,7 +135,7 @@ def expected_errors(
     alpha, beta, one = weights[:, 0, None, None], weights[:, 1, None, None], np.eye(k)
     size, u, w, v = 2 * k + m + 1, slice(0, k), slice(k, 2 * k), slice(2 * k, 2 * k + m)
     onward, both = np.zeros((pairs, size, size)), slice(0, 2 * k)
-    # A moves u into u, and βw + (1 − β)u into w.
+    # A maps u to the new u, and βw + (1 − β)u into the new w.
     moved = np.zeros((pairs, 2 * k, 2 * k))
     moved[:, u, u], moved[:, w, u], moved[:, w, w] = one, (1 - beta) * one, beta * one
     onward[:, both, both] = np.kron(np.eye(2), system.forward()) @ moved
@@ -159,12 +159,13 @@ def expected_errors(
 def theorem(
     system: Linear, weights: Float[np.ndarray, "pairs 2"], rounds: int, failure: float
 ) -> tuple[Float[np.ndarray, "pairs rounds"] | None, dict[str, float]]:
-    """Theorem 1's right-hand side after every round, for every pair of weights, and its constants.
+    """Return the right-hand side of theorem 1 after every round, for every pair of weights, and its constants.
 
         μ τ √(Σ (p̄/δ̄)² log(n(d_y + d_λ)/ε)) + η_B‖c_x‖η_A^m/(1 − η_A),  τ = η_B‖c_x‖/(κ(1 − η_A)),  κ = Σ p̄/δ̄
 
-    Without mini-batches 4n/b is left out. η_B = 2κ max‖γB_i‖ is the least that assumption 8 allows. η_A is ‖Ā‖₂:
-    assumption 8 asks for η_A ≥ 2κ max(1, ‖γH_i/ω_i‖), which is above 1 for any problem. None where ‖Ā‖₂ ≥ 1.
+    The term 4n/b is left out, because there are no mini-batches. η_B = 2κ max‖γB_i‖ is the least value that assumption
+    8 allows. η_A is ‖Ā‖₂, although assumption 8 requires η_A ≥ 2κ max(1, ‖γH_i/ω_i‖), which is above 1 for any problem.
+    The result is None if ‖Ā‖₂ ≥ 1.
     """
     n, kappa = len(system.push), float(system.heard.sum())
     contraction = float(np.linalg.norm(system.forward(), 2))

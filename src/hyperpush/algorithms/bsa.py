@@ -24,8 +24,8 @@ class _State(PooledState):
 class BSA(PooledDescent):
     """Bilevel stochastic approximation: in every iteration several inner steps, then one outer step.
 
-    All clients share the params y and the hypers x. With the mean inner cost g, the mean outer cost F,
-    H = ∂²_yy g and J = ∂²_xy g (Ghadimi and Wang, arXiv:1802.02246), iteration k = 0, 1, … is
+    All clients share the params y and the hypers x. Let g be the mean inner cost, F the mean outer cost, H = ∂²_yy g
+    and J = ∂²_xy g. Iteration k = 0, 1, … is (Ghadimi and Wang, arXiv:1802.02246)
 
         repeat t_k = ⌈inner_steps·(k + 1)^growth⌉ times:
             y ← y − β_t ∂_y g(x, y)

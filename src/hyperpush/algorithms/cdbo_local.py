@@ -6,6 +6,8 @@ from hyperpush.algorithms.cdbo import CDBO
 from hyperpush.base.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.local_gradient import LocalGradient
+from hyperpush.inner.base import InnerSolver
+from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.methods.base import MethodInfo
 
 
@@ -23,7 +25,7 @@ class CDBOLocal(CDBO):
     hypergradients is zero.
 
     Args:
-        inner: An inner solver without messages: `hp.LocalSGD(…)`. It lacks a default, because it needs a step size.
+        inner: An inner solver without messages: `hp.LocalSGD(…)`. By default 1,000 steps of a size that it finds.
         hypergradient: `hp.hypergradients.LocalGradient(…)`.
         outer: Optimizer of the hyper, as in `PDBO`.
         steps: Steps of the hyper, 0 or more. With 0 only the inner problems are solved.
@@ -68,6 +70,7 @@ class CDBOLocal(CDBO):
         },
     )
 
+    inner: InnerSolver = LocalSGD(steps=1000)
     hypergradient: HypergradientEstimator = LocalGradient()
 
     def __check_init__(self):

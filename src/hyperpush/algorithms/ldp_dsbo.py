@@ -69,7 +69,7 @@ class LDPDSBO(Algorithm):
     A client uses its own values without noise, and the values of others as received. Derivatives are taken at the
     client's values before the round.
 
-    **Use it** where messages must be private and examples come as a stream: with λ ~ t^−v, noise ~ t^−ς and
+    **Use it** where messages must be private and examples come as a stream. With λ ~ t^−v, noise ~ t^−ς and
     v/2 < ς < v it converges at a finite budget. **Avoid it** on a reused data set, where ε grows without bound. On a
     task of `task.private(…)`, which adds noise itself, use `noise=None`.
 

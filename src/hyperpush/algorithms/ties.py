@@ -62,10 +62,10 @@ class Ties(Configured):
     `hp.tune(…, over={"ties.strength": [0.0, 0.01, 0.1]}, on="holdout")`. A new strength needs no recompilation.
 
     Args:
-        graph: Links between neighbors. Give `[("north", "south"), ("south", "east", 0.5)]` by names or numbers, with
-            weights other than 1; or an undirected networkx graph of names or numbers; or an `hp.networks.Graph`,
-            which may change from step to step. A party that knows only its own neighbors gives its own links. The
-            network must be able to carry messages both ways along every link.
+        graph: Links between neighbors. Give a list such as `[("north", "south"), ("south", "east", 0.5)]` by names or
+            numbers; a pair has weight 1. Or give an undirected networkx graph of names or numbers, or an
+            `hp.networks.Graph`, which may change from step to step. A party that knows only its own neighbors gives its
+            own links. The network must be able to carry messages both ways along every link.
         strength: Factor of all ties, 0 or more. With 0 the ties have no effect, but messages are still sent. F̄ is a
             mean, so its derivative by one client's hypers falls like 1/n, and so does a useful strength. Estimators
             of the client's own cost F_i, such as `LocalGradient`, need n times the strength for the same effect.

@@ -12,8 +12,8 @@ from hyperpush.algorithms.mdbo import MDBO
 class VRDBO(MDBO):
     """MDBO with corrected estimates, which have a lower variance than its moving averages.
 
-    The estimates a and b of `MDBO` are corrected instead of averaged, with derivatives at the old and the new point on
-    the same batch (Gao, Gu and Thai, arXiv:2206.15025):
+    The estimates a and b of `MDBO` are corrected instead of averaged. Derivatives at the old and the new point use the
+    same batch (Gao, Gu and Thai, arXiv:2206.15025):
 
         a⁺ = h_i(x⁺, y⁺) + (1 − α₁η²)(a − h_i(x, y))
         b⁺ = ∂_y g_i(x⁺, y⁺) + (1 − α₂η²)(b − ∂_y g_i(x, y))

@@ -1,4 +1,4 @@
-"""The result of an audit."""
+"""The result of an audit, which can be read as rows, saved as JSON, and shown as an HTML page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -203,7 +203,7 @@ class AuditResult(Pictured):
         return file
 
     def page(self, path: str | Path, overwrite: bool = False, *, title: str = "Audit of a collaboration") -> Path:
-        """Write the audit as one HTML page, and the page's numbers as JSON beside it. Needs the extra `pages`.
+        """Write the audit as one HTML page, and the page's numbers as JSON beside it, which needs the extra `pages`.
 
         Args:
             path: The page, a name that ends in `.html`.

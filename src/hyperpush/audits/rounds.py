@@ -51,7 +51,7 @@ class Found:
     places: dict[tuple[int, int, float, int], int] = field(default_factory=dict)
 
     def add(self, runs: Sequence[PlannedRun], losses: FoldLosses, sums: np.ndarray | None, skip: int) -> None:
-        """Add a program's runs except the first `skip`, which are known already."""
+        """Add the runs of a program and their results, except the first `skip` runs, which are known already."""
         start = len(self.runs)
         fresh = runs[skip:]
         self.runs += fresh
@@ -65,7 +65,7 @@ class Found:
             self.sums = new if self.sums is None else np.concatenate([self.sums, new])
 
     def at(self, fold: int, leaver: int, rate: float) -> int:
-        """Return the number of a run that holds out a fold."""
+        """Return the number of the run with this held-out fold, leaving party and L2 rate, without an inner fold."""
         return self.places[fold, leaver, rate, ALL]
 
     def best(self, folds: int, leaver: int, l2: float | None, party: int | None = None) -> list[int]:

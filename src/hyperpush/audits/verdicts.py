@@ -33,7 +33,7 @@ class Tests:
     verdicts: tuple[Verdict, ...]
 
     def row(self, place: int) -> dict[str, Any]:
-        """Return one test as the fields of a row."""
+        """Return the result of one test, as fields for a row of the audit's result."""
         numbers = {name: float(getattr(self, name)[place]) for name in ("gain", "low", "high", "p")}
         return {**numbers, "verdict": self.verdicts[place]}
 

@@ -36,6 +36,6 @@ class AuditWatch:
             hook.advance(LOOP, self.done, max(self.total, self.done))
 
     def finish(self) -> None:
-        """End all hooks."""
+        """Tell all hooks that the audit has ended."""
         for hook in self.hooks:
             hook.finish()

@@ -99,8 +99,7 @@ class BiGFed(TwoLevelDescent):
         φ⁺ = φ − α_k Σ_i (∂_φF − J_i (C_i + εI)⁻¹ ∂_{θ_i}F)(φ, θ⁺)
 
     The inner costs are independent, so their Hessian has only these blocks. They are evaluated at θ_i before the step.
-    Entries of φ in `personal` stay local to client i. They move along the i-th term of the sum, times the number n of
-    clients.
+    Entries of φ in `personal` stay local. Those of client i move along n times the i-th term of the sum, for n clients.
 
     `form` decides who computes what. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each client
     solves with its own block by conjugate gradients. `"peers"`: without a server, vectors p travel over the links of

@@ -1,11 +1,14 @@
-"""The paper's model of a client: linear layers with a shared middle layer."""
+"""The model of a client in the BiG-Fed paper: linear layers with a shared middle layer φ."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 
 def coefficients(params: Float[Array, "w f1"], hyper: Float[Array, "w w"]) -> Float[Array, " f"]:
-    """Return θ¹φθ², the coefficients of the inputs. The last column of `params` is θ², the others are θ¹ by input."""
+    """Return θ¹φθ², the coefficients of the inputs.
+
+    The last column of `params` is θ², and the other columns are θ¹ by input.
+    """
     return params[:, :-1].T @ hyper @ params[:, -1]
 
 
@@ -20,7 +23,7 @@ def loss(outputs: Float[Array, " m"], batch: PyTree) -> Float[Array, " m"]:
 
 
 def mean_square(params: Float[Array, "w f1"], hyper: Float[Array, "w w"], batch: PyTree) -> Float[Array, ""]:
-    """Return the mean squared error."""
+    """Return the mean squared error of the model on a batch."""
     return 2 * jnp.mean(loss(model(params, hyper, batch), batch))
 
 

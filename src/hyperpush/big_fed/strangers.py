@@ -20,9 +20,10 @@ NAMED = 10  # clients that a message lists
 
 
 def pairs_that_count(cosine: Cosine, round: int) -> Bool[np.ndarray, "n n"]:
-    """Return the pairs of strangers that may push each other apart in a round, because both have a vector H.
+    """Return the pairs of strangers that may push each other apart in a round.
 
-    Without self-loops both clients need links on the graph for that; with self-loops, at least one.
+    Both need a vector H other than 0, and one needs links on the graph, because clients draw negative samples for their
+    links. Without self-loops only clients with links have such a vector, so both need links.
     """
     weights, here = cosine.graph.at(round)
     linked, far = np.asarray(weights).sum(1) > 0, np.asarray(find_strangers(weights, here))

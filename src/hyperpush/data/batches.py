@@ -256,8 +256,8 @@ def shuffle(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
 def rows(data: PyTree, order: Int[Array, " b"], start: Int[Array, ""] | int = 0) -> PyTree:
     """Return the examples with the numbers in `order`, which are distinct.
 
-    `order` is the part from position `start` on of an order of all rows in which padding comes last, as `shuffle`
-    returns it.
+    `order` is a slice, which begins at position `start`, of a permutation of all rows with padding last, such as
+    `shuffle` returns.
     """
     if isinstance(data, Ragged):
         real = start + jnp.arange(order.shape[0]) < data.counts

@@ -62,8 +62,9 @@ class HGP(HypergradientEstimator):
         1. Averages can also be by gossip, or exact.
         2. One mini-batch serves both products of a step, unless `independent_batches` asks for two.
         3. The push-sum weight ω can be carried over between steps (`keep_mass`).
-        4. On a private task the gradients of F and the products H_i û are clipped and noisy. Other clients know û, so v
-           is computed at the end, (1/n) ∂_λ F_i − B_i (η Σ û), by one product with all examples: steps + 1 releases.
+        4. On a private task the gradients of F and the products H_i û are clipped and noisy. Other clients know û. So
+           one product with all examples at the end gives v = (1/n) ∂_λ F_i − B_i (η Σ û). This takes steps + 1
+           releases.
 
     Args:
         steps: Terms of the series. With 0 the result is the direct gradient (1/n) ∂_λ F_i. About κ·ln(1/ε) steps

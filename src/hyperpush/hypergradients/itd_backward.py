@@ -72,8 +72,8 @@ class ITDBackward(HypergradientEstimator):
     for long runs: each client keeps T(d + n) numbers. In `hp.solve` the run starts from the initial params.
 
     Departures from the paper:
-        1. A server computes the sums m_i, because messages of the backward pass run against the links of the recorded
-           steps, and these links may no longer be up.
+        1. A server computes the sums m_i. Messages of the backward pass run against the links of the recorded steps,
+           and these links may no longer be up.
         2. Both variants of SGP, schedules and mini-batches are covered.
 
     Args:

@@ -18,6 +18,7 @@ from hyperpush.hypergradients.local_implicit import own_hypergradient, solve_own
 from hyperpush.hypergradients.tree_state import over
 from hyperpush.programs import Average, Context, Node, Scope
 from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.common import probe_of
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
@@ -30,7 +31,7 @@ class Step(eqx.Module):
 
     length: Float[Array, " d"]
     lacks: Float[Array, ""]  # about the largest missing part of it
-    flat: Bool[Array, ""]  # True if a direction lacks positive curvature
+    flat: Bool[Array, ""]  # True if it meets a direction without curvature, or a probe one of negative curvature
 
 
 class _State(eqx.Module):
@@ -47,14 +48,31 @@ class _State(eqx.Module):
     moved: Float[Array, ""]
 
 
-def own_step(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> Step:
-    """Return the Newton step of the client's own inner cost, by conjugate gradients."""
+def own_step(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context, probed: bool = False) -> Step:
+    """Return the Newton step of the client's own inner cost, by conjugate gradients.
+
+    With `probed`, a random right-hand side looks for weak directions in which the gradient has no part.
+    """
     batch = full_batch(ctx.data.train)
     gradient = ravel_pytree(problem.inner_gradient(params, hyper, batch))[0]
     steps = _steps(gradient.size)
-    (system,) = solve_own(problem, params, hyper, batch, [System.start(gradient, steps)], steps)
-    lacks = jnp.where(system.solved, 0, jnp.minimum(system.error(system.smallest()), LARGEST))
-    return Step(system.q, lacks, system.flat)
+    rights = [gradient, *([probe_of(gradient.size, gradient.dtype, ctx)] if probed else [])]
+    systems = [System.start(right, steps) for right in rights]
+    system, *rest = solve_own(problem, params, hyper, batch, systems, steps)
+    smallest, flat = system.smallest(), system.flat
+    for probe in rest:
+        weakest = probe.smallest()
+        smallest = jnp.minimum(smallest, jnp.where(weakest > probe.floor, weakest, jnp.inf))
+        flat = flat | _bends_down(problem, params, hyper, batch, probe)
+    lacks = jnp.where(system.solved, 0, jnp.minimum(system.error(smallest), LARGEST))
+    return Step(system.q, lacks, flat)
+
+
+def _bends_down(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree, system: System) -> Bool[Array, ""]:
+    """True if a system ended at a direction of negative curvature. A flat one is no sign of a saddle."""
+    direction, back = system.direction, ravel_pytree(params)[1]
+    image = ravel_pytree(problem.hessian_product(params, hyper, batch, back(direction)))[0]
+    return system.flat & (direction @ image < -system.floor * (direction @ direction))
 
 
 def own_solution(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
@@ -104,7 +122,8 @@ class OwnJudge(eqx.Module):
         vector, back = ravel_pytree(state.params)
         zero = jnp.zeros((), vector.dtype)
         start = zero if state.start is None else state.start.astype(vector.dtype)
-        step, none = own_step(problem, state.params, state.hyper, ctx), jax.tree.map(jnp.zeros_like, state.hyper)
+        step = own_step(problem, state.params, state.hyper, ctx, probed=True)
+        none = jax.tree.map(jnp.zeros_like, state.hyper)
         size, length = norm(vector), norm(step.length)
         value, changed = none, none
         if self.estimates:

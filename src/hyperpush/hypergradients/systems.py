@@ -78,13 +78,16 @@ def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) 
     return largest_stretch(multiply, multiply_transposed, vector, ctx.key)
 
 
-def scale_of(jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
+def scale_of(
+    jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"], share: float | None = None
+) -> Float[Array, ""]:
     """Return the norm of v_i = direct − B_i q, to which its error is relative; `jacobian_norm` is ‖B_i‖.
 
-    If the two terms cancel in more than half of the digits, return √ε times the size of the terms, with rounding
-    unit ε.
+    Return at least this share of the size of the two terms. None: √ε, with rounding unit ε, so that a result whose
+    terms cancel in more than half of the digits has an error relative to the terms.
     """
-    return jnp.maximum(norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * (norm(direct) + jacobian_norm * norm(q)))
+    least = jnp.sqrt(jnp.finfo(q.dtype).eps) if share is None else share
+    return jnp.maximum(norm(value), least * (norm(direct) + jacobian_norm * norm(q)))
 
 
 def relative_error(

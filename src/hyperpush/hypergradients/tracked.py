@@ -70,7 +70,8 @@ class TrackedHGP(HypergradientEstimator):
     **Use it** where averages along a tree (`TreeCG`) are impossible: with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: it then
     reaches the limit of `steps`, and the status says so. **It does not detect** a mean Hessian that is singular along
-    directions in which the outer gradient is zero: the estimate passes, but the result is one of many. `hp.check` and
+    directions in which the outer gradient is zero: the
+    estimate passes. Then the result is one of many. `hp.check` and
     `TreeCG` detect this by a random probe, which would double the messages here. An estimate holds six vectors per
     client besides the params and the outer gradient, and two more for each change beyond the first that `acceleration`
     keeps. XLA needs 10 vectors per client if clients are computed in turn, as large ones are by default. It needs 18 if
@@ -202,11 +203,23 @@ class TrackedHGP(HypergradientEstimator):
             return self._finish(problem, before, state, ctx)
 
         mix = [repeat_pushes(self.pushes), *([] if self.batch_size is None else [Local(_add_to_mean)])]
-        body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
-        if problem.private and steps:  # the first step does not move, so it needs no product
-            prepare, steps = Sequence(prepare, Local(stay), *mix), steps - 1
-        return Scope(Sequence(prepare, self._repeat_steps(body, steps, Local(judge))), start, finish)
+        if problem.private and self.steps:
+            steps = self._private_steps(Local(stay), Local(descend), Sequence(*mix), Local(judge))
+        else:
+            steps = self._repeat_steps(Sequence(Local(descend), *mix), self.steps, Local(judge))
+        return Scope(Sequence(prepare, steps), start, finish)
+
+    def _private_steps(self, stay: Node, descend: Node, mix: Node, judge: Node) -> Node:
+        """Return all steps. The first does not move, so it needs no product.
+
+        On lossy links, where clients do not vote, its pushes must be those of the loop: a push repairs what the same
+        push has lost before. The last pushes stand alone. What these lose changes no z/ω once clients agree.
+        """
+        if self.votes:
+            return Sequence(stay, mix, self._repeat_steps(Sequence(descend, mix), self.steps - 1, judge))
+        loop = Repeat(Sequence(mix, descend), self.steps - 1, name="TrackedHGP")
+        return Sequence(stay, loop, mix, *([judge] if self._judges else []))
 
     def _repeat_steps(self, body: Node, steps: int, judge: Node) -> Node:
         """Return the loop of all steps, or of fewer if clients agree to end."""

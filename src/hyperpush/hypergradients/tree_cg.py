@@ -76,13 +76,14 @@ class TreeCG(SystemSolver):
 
         max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
 
-    and the method ends when this is below the tolerance, or below twice the tolerance for a recomputed residual. If the
-    terms of v_i cancel beyond half of the digits, the error is relative to the terms. Otherwise the status gives the
-    reason: the limit of steps, a singular or indefinite Hessian (`"ill-posed"`), or a condition number that is too
-    large for rounding (`"inaccurate"`).
+    plus the rounding of the two terms of v_i, which matters where they cancel. The method ends when this is below the
+    tolerance, or below twice the tolerance for a recomputed residual. Otherwise the status gives the reason: the limit
+    of steps, a singular or indefinite Hessian (`"ill-posed"`), or rounding, at a large condition number or of terms
+    that cancel (`"inaccurate"`). Within an algorithm v_i may vanish at the end. So if the terms cancel beyond half of
+    the digits there, the error is relative to them.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
-    mini-batches, on private tasks, and among members that distrust each other: a parent in the tree sees its children's
+    mini-batches, on private tasks, and among members that distrust each other. A parent in the tree sees its children's
     vectors and can falsify a sum. Use `TrackedHGP` there.
 
     Args:
@@ -162,24 +163,27 @@ class TreeCG(SystemSolver):
             return self._start(problem, state, ctx)
 
         body = self._body(problem, by)
-        rest = self._stages(problem, body, FIRST, by) if judges else self._stage(problem, body, FIRST)
+        rest = self._stages(problem, body, FIRST, by, last=SECOND) if judges else self._stage(problem, body, FIRST)
         return Scope(Sequence(*self._probing(body), rest), start, _finish)
 
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
         """Return a program that only measures how far params are from solved.
 
         With `probed`, a random right-hand side first looks for directions that are orthogonal to the inner gradient.
+        Negative curvature makes params ill-posed. At a direction without curvature, which a minimum may have, the
+        program ends with its limit of steps.
         """
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             vector, direct = ravel_pytree(state.params)[0], optax.tree.zeros_like(state.hyper)
             begun = self._state(state, jnp.zeros_like(vector), direct, jnp.zeros((), vector.dtype))
+            begun = replace(begun, measures=True)
             if probed:
                 return replace(begun, probe=self._start_probe(vector, ctx))
             return replace(begun, judged=Judged.start(begun.value, begun.memory, begun.error))
 
         body = self._body(problem, by)
-        stages = self._stages(problem, body, CENTER, by)
+        stages = self._stages(problem, body, FIRST if probed else CENTER, by, last=NEWTON)
         return Scope(Sequence(*self._probing(body), stages) if probed else stages, start, _finish)
 
     def _probing(self, body: Node) -> tuple[Node, Node]:
@@ -212,11 +216,11 @@ class TreeCG(SystemSolver):
         rest = Repeat(body, self.steps, until=_is_past(DONE), times=remaining, name="TreeCG without probe", common=True)
         return Sequence(Local(begin), rest)
 
-    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """Return the stages from `first` on: an estimate, then a judgment of its params."""
-        stage, count = self._stage(problem, body, first), (JUDGED if first == FIRST else SECOND) - first
+    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"], last: int) -> Node:
+        """Return the stages from `first` to `last`: an estimate or a probe, then a judgment of its params."""
+        stage, count = self._stage(problem, body, first), last - first + 1
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
-        if not self.common or first != FIRST:
+        if not self.common or last != SECOND:
             return stages
         mean = Average(_difference, _compare_means, rounds=1, by=by)
         return Sequence(stages, Repeat(mean, 1, times=_is_compared, name="TreeCG mean"))
@@ -267,6 +271,7 @@ class TreeCG(SystemSolver):
             skip=zero + (EXACT if state.outer is None else jnp.where(state.outer == 0, EXACT, NEAR)),
             judged=None,
             common=self.common,
+            alone=state.outer is None,
         )
 
     def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
@@ -337,15 +342,18 @@ class TreeCG(SystemSolver):
             first = replace(probe, descent=Descent.start(image, self._room(image)), first=size, on=size > 0)
             after = choose(begins, first, after)
             known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
-        reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
+        named = jnp.where(curvature < -floor, Reason.ILL_POSED, Reason.LIMIT) if state.measures else Reason.ILL_POSED
+        reason = jnp.where(singular, named, state.reason).astype(jnp.int32)
         return replace(state, probe=after, smallest=known, reason=reason)
 
     def _check_residual(self, state: TreeState, residual: Float[Array, " d"], floor: Float[Array, ""]) -> TreeState:
         """Return the state after the residual was recomputed: the end, or the start of another cycle."""
         residual = residual - self.damping * state.x
         size, first = norm(residual), state.begin == 0
-        error = relative_error(state, size + floor, state.smallest)
-        solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
+        exact = size == 0
+        error = relative_error(state, jnp.where(exact, 0, size + floor), state.smallest)
+        error = jnp.where(exact & (first | (not state.alone)), 0, error)  # a solution of 0 has one term only
+        solved = (~first | exact) & (error <= 2 * self._tolerance(residual))
         waits = solved & self._awaits_probe(state)
         hopeless = ~first & ((size > LITTLE_PROGRESS * state.begin) | (size <= 3 * floor))
         reason = jnp.where(solved, Reason.TOLERANCE, jnp.where(hopeless, Reason.INACCURATE, state.reason))
@@ -355,7 +363,7 @@ class TreeCG(SystemSolver):
             descent=Descent.start(residual / jnp.where(size > 0, size, 1), self._room(residual)),
             begin=jnp.where(waits, state.begin, size),
             drift=jnp.zeros_like(state.drift),
-            error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
+            error=jnp.where(first & ~exact, state.error, error),
             phase=jnp.where(waits, RESIDUAL, DIRECTION).astype(jnp.int32),
             reason=jnp.where(state.reason == RUNNING, reason, state.reason).astype(jnp.int32),
             along_x=state.along,

@@ -92,6 +92,8 @@ class TreeState(eqx.Module):
     skip: Float[Array, ""]  # distance from solved below which params need no second estimate
     judged: Judged | None
     common: bool = eqx.field(static=True)  # True if hypers are common; their mean hypergradient is compared
+    alone: bool = eqx.field(static=True)  # True outside of an algorithm, whose v may vanish at its end
+    measures: bool = eqx.field(static=True, default=False)  # True if only the distance from solved is asked for
 
     @property
     def vector(self) -> Float[Array, " d"]:
@@ -148,7 +150,8 @@ def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
         own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
         largest = jnp.maximum(largest, jnp.where(state.probe.on, own, 0))
-    scale = scale_of(state.jacobian_norm, state.direct, state.value, state.x)  # at least `weighed` over `most`
+    share = float(jnp.finfo(state.x.dtype).eps) if state.alone else None
+    scale = scale_of(state.jacobian_norm, state.direct, state.value, state.x, share)
     weighed, most = state.jacobian_norm * norm(state.x), 1 / jnp.sqrt(jnp.finfo(state.x.dtype).eps)
     ratio = jnp.where(weighed > 0, weighed / jnp.where(scale > 0, scale, 1), jnp.sign(state.jacobian_norm) * most)
     return (state.image, probed, state.squared, largest, ratio**4, _terms(state)), jnp.ones(())
@@ -184,10 +187,14 @@ def over(number: Float[Array, ""], size: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def relative_error(state: TreeState, residual: Float[Array, ""], smallest: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the largest relative error of the v_i, from the residual and the smallest eigenvalue."""
+    """Return the largest relative error of the v_i, from the residual, the smallest eigenvalue and rounding.
+
+    Rounding changes both terms of v_i by about ε of their size, which matters where they cancel.
+    """
     away = residual / state.positive(smallest)
     size = norm(state.x)
-    error = jnp.minimum(state.ratio * away / jnp.where(size > 0, size, 1), LARGEST)
+    rounding = 2 * jnp.finfo(size.dtype).eps if state.alone else 0
+    error = jnp.minimum(state.ratio * (away / jnp.where(size > 0, size, 1) + rounding), LARGEST)
     return jnp.where(size > 0, error, jnp.sign(state.ratio) * LARGEST)
 
 

@@ -25,7 +25,7 @@ from hyperpush.verbs.checks import check_key, check_task
 from hyperpush.verbs.costs import Costs
 
 PUSH_ERROR = 10  # error of averages by push-sum, as a multiple of the rounding error
-HIDDEN = 30  # multiple of this error below which a Lanczos vector has found nothing new
+HIDDEN = 30  # a Lanczos vector that is shorter than this multiple of the error has no new direction
 
 
 class Curvature(NamedTuple):
@@ -56,7 +56,7 @@ class _State(eqx.Module):
 
 
 def lanczos_program(problem: Problem, steps: int, pushes: int = 0) -> Node:
-    """Return a program of `steps` Lanczos steps on (1/n) Σ_k H_k.
+    """Return a program of `steps` Lanczos steps on the mean Hessian (1/n) Σ_k H_k of all clients.
 
     Push-sum with `pushes` rounds averages the products; with 0 they are averaged along a tree.
     """

@@ -70,7 +70,7 @@ class Effects(Result):
 
     @property
     def losses(self) -> Float[np.ndarray, "k n"]:
-        """F_j of every client without each group."""
+        """F_j of every client after each group has left, [groups, clients]."""
         return self.baseline + self.by_site
 
     def task_of(self, group: int) -> Task:
@@ -134,7 +134,7 @@ class Effects(Result):
 
 
 def warn_of_status(status: Status) -> list[str]:
-    """Return the doubts of the printed status, and a warning if the params are not an optimum.
+    """Return the warning of the printed status, if it has one, and a warning if the params are not an optimum.
 
     Away from an optimum, effects of a removal mix with effects of further training.
     """

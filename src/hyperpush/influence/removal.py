@@ -133,7 +133,7 @@ def _train(
         return _train_each(made, method, network, weights, certify, **around)
     if method.solves:
         call = fit(made, method, network, kind=InnerSolver, verb=train, **around)
-        found = train_runs(call, weights, throw=False, certify=None)  # its verdicts rest on a probe
+        found = train_runs(call, weights, throw=False, certify=None)  # keep the solver's own verdicts
         return found.params, found.statuses, found.status, found.costs
     if method.option("optimizer") is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")

@@ -1,4 +1,4 @@
-"""Several runs side by side as one problem: the same data, with params and weights of each run stacked."""
+"""Pose several runs as one problem, with the same data, and with the params and weights of all runs stacked."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -113,21 +113,41 @@ class InnerSolver(Method):
 class GradientSolver(InnerSolver):
     """The base class of inner solvers in which each client descends along its own gradient."""
 
+    can_find_step: ClassVar[bool] = False  # True if it finds a step size where neither that nor an optimizer is given
+
     steps: Whole = eqx.field(static=True)
     step_size: StepSize | None = eqx.field(converter=as_number, default=None)
     optimizer: Optimizer | optax.GradientTransformation | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
-        check_optimizer(type(self).__name__, self.step_size, self.optimizer)
+        if not self.finds_step:
+            check_optimizer(type(self).__name__, self.step_size, self.optimizer)
+
+    @property
+    def finds_step(self) -> bool:
+        """True if it finds its own step size."""
+        return self.can_find_step and self.step_size is None and self.optimizer is None
 
     @property
     def caveat(self) -> str:
-        return "" if self.step_size is None or callable(self.step_size) else CONSTANT
+        return "" if self.optimizer is not None or callable(self.step_size) else CONSTANT
 
     @property
     def transformation(self) -> optax.GradientTransformation:
-        """Plain SGD with `step_size`, or the optimizer."""
-        return build(self.step_size, self.optimizer)
+        """Plain SGD with `step_size`, or the optimizer. A step size that is found is the memory of plain SGD."""
+        return _sgd_of_memory() if self.finds_step else build(self.step_size, self.optimizer)
+
+
+def _sgd_of_memory() -> optax.GradientTransformation:
+    """Return plain SGD whose state is its step size, 0 at first."""
+
+    def init(params: PyTree) -> Float[Array, ""]:
+        return jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda leaf: (-state * leaf).astype(leaf.dtype), updates), state
+
+    return optax.GradientTransformation(init, update)
 
 
 class ObservingSolver(GradientSolver):

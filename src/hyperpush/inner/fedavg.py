@@ -46,8 +46,9 @@ class FedAvg(GradientSolver):
         epochs: Passes over a client's examples per round, at least 1.
         batch_size: Training examples per mini-batch; None takes one step with all of them per epoch.
         weighted: True weights clients by the size of their data; False weights all clients equally.
-        averaging: `"server"`; `"tree"`: the same mean along a tree of the network's own links; or `"gossip"` on
-            undirected networks: x ← Wx with doubly stochastic W, which weights all clients equally.
+        averaging: `"server"` averages at a server. `"tree"` takes the same mean along a tree of the network's own
+            links. `"gossip"` takes x ← Wx on undirected networks, with doubly stochastic W, which weights all clients
+            equally.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation. Its memory stays local.
 
     Raises:

@@ -1,14 +1,19 @@
 """Local SGD: every client trains alone, without messages."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
 
 from hyperpush.base.ranges import OptionalCount
-from hyperpush.data.batches import minibatch
+from hyperpush.data.batches import full_batch, minibatch
 from hyperpush.inner.base import GradientSolver, Learner, solver_program
 from hyperpush.methods.base import MethodInfo
-from hyperpush.programs import Context, Local, Node, Repeat
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.solving.settings import largest_curvature
 from hyperpush.task.problem import Problem
 
 
@@ -25,7 +30,8 @@ class LocalSGD(GradientSolver):
 
     Args:
         steps: Gradient steps; 0 returns the params as they are.
-        step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the client's Hessian.
+        step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the client's Hessian. None,
+            without an `optimizer`, takes 1 / λ_max at the start, found by ten products.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
 
@@ -56,6 +62,8 @@ class LocalSGD(GradientSolver):
         example={"steps": 20, "step_size": 0.1},
     )
 
+    can_find_step: ClassVar[bool] = True
+
     batch_size: OptionalCount = eqx.field(static=True, default=None)
 
     def program(self, problem: Problem) -> Node:
@@ -64,4 +72,20 @@ class LocalSGD(GradientSolver):
         def descend(state: Learner, ctx: Context) -> Learner:
             return state.step(problem, transform, minibatch(ctx.data.train, self.batch_size, ctx.key))
 
-        return solver_program(Repeat(Local(descend), self.steps, name="LocalSGD"), transform)
+        def find_step(state: Learner, ctx: Context) -> Learner:
+            return replace(state, memory=_safe_step(problem, state, ctx))
+
+        loop = Repeat(Local(descend), self.steps, name="LocalSGD")
+        return solver_program(Sequence(Local(find_step), loop) if self.finds_step else loop, transform)
+
+
+def _safe_step(problem: Problem, state: Learner, ctx: Context) -> Float[Array, ""]:
+    """Return the inverse of the largest curvature of the client's own cost; of its bound on a private task."""
+    vector, back = ravel_pytree(state.params)
+    examples = full_batch(ctx.data.train)
+
+    def multiply(direction: Float[Array, " d"]) -> Float[Array, " d"]:
+        return ravel_pytree(problem.bounding_product(state.params, state.hyper, examples, back(direction)))[0]
+
+    largest = largest_curvature(multiply, vector, ctx.key)
+    return 1 / jnp.maximum(largest, jnp.finfo(largest.dtype).tiny ** 0.5)

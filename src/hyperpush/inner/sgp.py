@@ -51,10 +51,10 @@ class SGP(ObservingSolver):
         step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the Hessians.
         variant: `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        observe: True if clients keep the link estimates that recurrent estimators need: the mean weight sent to each
-            other client, the frequency of messages from each, and the time average of ω. None keeps them on networks of
-            fewer than 256 clients, because they take n numbers per client. In algorithms and specs, None keeps them if
-            the estimator needs them.
+        observe: True if clients keep the link estimates that recurrent estimators need. These are the mean weight sent
+            to each other client, the frequency of messages from each, and the time average of ω. None keeps them on
+            networks of fewer than 256 clients, because they take n numbers per client. In algorithms and specs, None
+            keeps them if the estimator needs them.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
 
     Raises:

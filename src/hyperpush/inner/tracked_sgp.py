@@ -84,11 +84,11 @@ class TrackedSGP(InnerSolver):
 
     Clients vote every five steps, and end when this estimate is below the tolerance at all clients.
 
-    **Use it** where averages along a tree are not possible or not wanted: among members that distrust each other, among
-    asynchronous peers, on links that lose messages (`hp.AutomaticInner` does). **Avoid it** where members trust each
-    other: `TreeNewton` takes a fraction of the rounds, at any condition number. `TrackedSGP` falls short at condition
-    numbers above about 1e3, on some directed rings with many clients and on some small neural networks (MLPs). The
-    status says so. The method does not detect directions in which all gradients are zero.
+    **Use it** where averages along a tree are not possible or not wanted. Examples are members that distrust each
+    other, asynchronous peers, and links that lose messages. `hp.AutomaticInner` uses it there. **Avoid it** where
+    members trust each other: `TreeNewton` takes a fraction of the rounds, at any condition number. `TrackedSGP` falls
+    short at condition numbers above about 1e3, on some directed rings with many clients and on some small neural
+    networks (MLPs). The status says so. The method does not detect directions in which all gradients are zero.
 
     Departures from Push-DIGing:
         1. A step has several rounds. On links that change, clients determine the number of rounds by a few rounds of

@@ -54,7 +54,7 @@ class TreeNewton(InnerSolver):
     same at every client.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.AutomaticInner`). **Avoid it**
-    with mini-batches, on private tasks, and among members that distrust each other: a member that forwards in the tree
+    with mini-batches, on private tasks, and among members that distrust each other. A member that forwards in the tree
     sees its children's vectors and can falsify a sum. Use `TrackedSGP` or `SGP` instead.
 
     Args:

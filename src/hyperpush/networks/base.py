@@ -57,9 +57,9 @@ class Network(eqx.Module):
     def _gossip(self, key: PRNGKeyArray, step: Step, senders: Senders, slots: Slots) -> Shares:
         """Return symmetric doubly stochastic weights of live slots and of the sender itself; by default Metropolis.
 
-        P[i, j] = 1 / (1 + max(deg_i, deg_j)) on the links of this step (Xiao and Boyd 2004), rounded down to a multiple
-        of the float type's resolution below 1. Sums of such numbers up to 1 are exact in any order, so rows and columns
-        sum to 1 without error, and a client computes the same own weight as a simulation.
+        P[i, j] = 1 / (1 + max(deg_i, deg_j)) on the links of this step (Xiao and Boyd 2004). Weights are rounded down
+        to a multiple of the float type's resolution below 1. Sums of such numbers up to 1 are exact in any order. So
+        rows and columns sum to 1 without error, and a client computes the same own weight as a simulation.
         """
         everyone, _ = self._slots(key, step, jnp.arange(self.clients))
         degrees = jnp.sum(everyone, axis=1)

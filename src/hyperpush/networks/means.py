@@ -34,7 +34,7 @@ class Means(NamedTuple):
 def of_independent(up: Float[np.ndarray, "n n"]) -> Means:
     """Return the means of links that are up independently with probabilities `up` (0 on the diagonal).
 
-    Let δ_ij be 1 if the link i → j is up, else 0, with mean p_ij, and let D_i be the number of live links of i. Then
+    Let δ_ij be 1 if the link i → j is up, else 0, and p_ij its mean. Let D_i be the number of live links of i. Then
 
         E[δ_ij/(1 + D_i)] = p_ij ∫₀¹ s Π_{k≠i,j} (1 − p_ik + p_ik s) ds,
 

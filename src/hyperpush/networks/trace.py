@@ -22,8 +22,8 @@ class Trace(Listed):
 
     Args:
         clients: n, at least 2.
-        steps: An array bool[T, n, n] that is true at [t, j, i] where j sends to i; or a list with the pairs (j, i) of
-            each step.
+        steps: An array bool[T, n, n] that is true at [t, j, i] if j sends to i in step t. Or a list that has, for each
+            step, the list of its pairs (j, i).
 
     Raises:
         InvalidInput: The steps have a wrong shape, or never connect all clients; the message names the step or clients.

@@ -80,7 +80,7 @@ class PersonalModel:
 
 
 class _Personal(Result):
-    """Shared methods of results of a recipe's task."""
+    """Methods that all results of a recipe's task share."""
 
     def client(self, name: str | int) -> Any:
         """Return one client's `PersonalModel`, by name or number."""

@@ -26,7 +26,7 @@ REGRESSION = "recipes are for classifiers, and hp.Task takes the costs of a regr
 
 @runtime_checkable
 class Model(Protocol):
-    """A classifier as pure functions."""
+    """A classifier as pure functions: one draws its starting params, the other returns logits."""
 
     classes: int
 
@@ -79,7 +79,7 @@ def without_start(model: Model) -> Model:
 
 
 def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
-    """Adapt a user's model to a classifier.
+    """Return a user's model in the form of `Model`, as pure functions.
 
     Training of an Equinox module starts from the numbers that it holds. Several models of a recipe start from these
     numbers, shuffled within each array. With a function key -> module, each model starts from new draws.

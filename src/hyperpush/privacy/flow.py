@@ -2,7 +2,8 @@
 
 A leaf is one of the functions that a client runs in a program. States and messages are clean: each leaf assumes clean
 inputs, and the check shows that its outputs are clean, too. Inside a leaf, a value that depends on data is not clean
-until it has passed an access and its release. The number of examples of a client (`Ragged.counts`) is public.
+until it has passed an access and its release. The taint of an array says in which way the array depends on data. The
+number of examples of a client (`Ragged.counts`) is public.
 
 There is one exception, for private tasks whose hypers belong to single examples. Arrays with one number per example may
 hold values that depend on this example. Each number may be changed elementwise and used by the row of its example. Such

@@ -65,7 +65,7 @@ class LinearHead(eqx.Module):
         return jax.nn.logsumexp(full, axis=1) - picked
 
     def penalty(self, params: Float[Array, "rows _"], l2: Any) -> Float[Array, ""]:
-        """Return ½·l2·‖w‖², without the intercepts."""
+        """Return the penalty ½·l2·‖w‖² on the coefficients w, without the intercepts."""
         return 0.5 * l2 * jnp.sum(params[:, :-1] ** 2)
 
 

@@ -98,7 +98,7 @@ def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: 
     some = np.array([0, counts[client] // 2, counts[client] - 1])
     own = jax.tree.map(lambda leaf: leaf[client], (params, hyper))
     batches = [jax.tree.map(lambda leaf, order=order: leaf[client][order], data.examples) for order in (some, 0 * some)]
-    bare = replace(problem, penalty=None, outer_penalty=None)  # another penalty compiles nothing
+    bare = replace(problem, penalty=None, outer_penalty=None)  # without penalties, the check is compiled once
     together, alone = (float(each) for each in _first_losses(cost, bare, *own, *batches))
     if np.isfinite([together, alone]).all() and abs(together - alone) > APART * max(abs(together), abs(alone)):
         given = "a cost whose loss of one example depends on the other examples of its batch"

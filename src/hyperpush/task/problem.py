@@ -156,7 +156,7 @@ class Problem(eqx.Module):
         values = _mean(losses if bounds is None else jnp.clip(losses, *bounds), batch)
         if weighted and (weight := weight_of(batch)) is not None:
             values = weight * values
-        if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may count
+        if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may return whole numbers
             values = values.astype(jnp.zeros(()).dtype)
         return values if penalty is None else values + penalty(self.whole(params), hyper)
 

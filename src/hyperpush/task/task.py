@@ -96,7 +96,7 @@ class Task:
         # Before __init__, where Python would raise its own error for a misspelled option.
         signature = inspect.signature(cls.__init__)
         own = signature.replace(parameters=[each for name, each in signature.parameters.items() if name != "self"])
-        if args or options:  # copies are made without any
+        if args or options:  # copying makes a task without arguments
             check_arguments("Task", own, args, options)
         return super().__new__(cls)
 
@@ -139,7 +139,7 @@ class Task:
             raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
         self.names = _check_names(names, self.clients)
         self.is_multi_seed = False  # True for the task of a multi-seed result, which has no single end point
-        self.owner: int | None = None  # the party of the task; None: all clients
+        self.owner: int | None = None  # number of the party whose task this is; None: the task of all clients
         self.point: LastPoint | None = None
         self.privacy: Noise | None = None
         self.spent: Any = None  # `Budget` of the runs of a private task that led to its point

@@ -220,12 +220,12 @@ class Certifier:
         found = measure(_distance, TreeCG(PRODUCTS))
         hidden = [self._is_near(each) and not self._is_certain(own) for own, each in zip(statuses, found, strict=True)]
         if any(hidden):
-            # A weak direction may hide behind a small gradient. A probe that is not finished after all products, or
-            # that meets a flat direction, leaves the answer open.
+            # A weak direction may hide behind a small gradient, and so may a saddle. A probe that is not finished after
+            # all products, or that meets a flat direction, leaves the answer open.
             probed = measure(_probed_distance, TreeCG(PRODUCTS))
             unknown = self._with_caveat(CLOSE)
             found = [
-                each if not hides else probe if _is_known(probe) else replace(each, converged=None, reason=unknown)
+                each if not hides else probe if _decides(probe) else replace(each, converged=None, reason=unknown)
                 for hides, each, probe in zip(hidden, found, probed, strict=True)
             ]
         return tuple(map(self._verdict, statuses, found))
@@ -366,6 +366,11 @@ def _away(found: Status) -> float:
 def _is_known(found: Status, own: bool = False) -> bool:
     """True if the Newton step was measured, and the disagreement, which clients that train alone lack."""
     return found.residual is not None and (own or found.disagreement is not None)
+
+
+def _decides(probe: Status) -> bool:
+    """True if a probe found the distance from solved, or a direction of negative curvature."""
+    return _is_known(probe) or probe.reason == "ill-posed"
 
 
 def _stacked(build: Any, checker: Any, problem: Problem) -> Node:

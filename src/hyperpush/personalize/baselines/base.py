@@ -14,7 +14,7 @@ from hyperpush.task.problem import L2, Penalty, Problem
 
 
 class LocalEpochs(GradientSolver):
-    """A baseline whose clients pass over their own examples between two averages.
+    """A baseline whose clients train on their own examples, for some epochs, between two averages of the params.
 
     Args:
         steps: Number of rounds, 0 or more. 0 leaves the params unchanged.
