@@ -112,7 +112,8 @@ class TrackedHGP(HypergradientEstimator):
             and measures no error.
         acceleration: Number of changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
         votes: True if clients vote on ending. False takes all `steps` and estimates the error at the end. On lossy
-            links votes are impossible, and False is used.
+            links votes are impossible, and False is used. Estimates near rounding fluctuate there, so in float32 a
+            right result may be flagged.
         products: `"exact"`, by automatic differentiation, or `"difference"`, by central differences of inner gradients,
             for costs without second derivatives. A difference costs two gradients; its relative error is about 1e-5
             in float32 and 1e-10 in float64. Refused on private tasks.
