@@ -31,9 +31,7 @@ def scaled(method, factor):
 
 
 def has_host_server(method):
-    """Return whether the method has a server that computes in plain Python, which peers lack; recipes have no
-    program.
-    """
+    """Return whether the method has a server in plain Python, which peers lack; recipes have no program."""
     if not isinstance(method, Method):
         return False
     program = method.program(hp.tasks.quadratic(CLIENTS, seed=0).problem)

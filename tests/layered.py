@@ -19,9 +19,7 @@ def layer(key, shape):
 
 
 class Layered(eqx.Module):
-    """Classifier with layers `dense1`, `dense2`, … and ReLU between them; the last layer, or the only one, gives the
-    logits.
-    """
+    """Classifier with layers `dense1`, `dense2`, … and ReLU between them; the last layer gives the logits."""
 
     inputs: int = eqx.field(static=True)
     classes: int = eqx.field(static=True)

@@ -62,9 +62,7 @@ class Slopes:
         return along_x - self.J @ (inverse @ along_y.mean(0))
 
     def end(self, gradient, common_solution):
-        """Return the common x with mean gradient(x, y) = 0; y is the common inner solution at x or each
-        client's own.
-        """
+        """Return the common x with mean gradient(x, y) = 0; y is the common inner solution or each client's."""
         n, h, d = self.J.shape
 
         def mean(x):

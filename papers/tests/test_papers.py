@@ -72,9 +72,7 @@ class Enough(Exception):
 
 @pytest.fixture
 def first_program(monkeypatch, data):
-    """Stop plans at the first program, with small data and models; options, data and tasks have been checked
-    by then.
-    """
+    """Stop plans at the first program, with small data and models; options and tasks are checked before."""
 
     def stop(*_):
         raise Enough

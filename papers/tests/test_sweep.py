@@ -1,6 +1,4 @@
-"""Sweeps over a small experiment made for these tests: which runs happen, how settings are chosen, and
-interruptions.
-"""
+"""Sweeps over an experiment made for these tests: the runs, the choice of settings, and interruptions."""
 
 import json
 import signal

@@ -104,9 +104,7 @@ def test_all_steps(tmp_path):
 
 @pytest.mark.long
 def test_the_private_step_holds_its_epsilon_and_counts_every_release():
-    """Train data are released in 2 steps of each of 3 solves and 2 products of each of 2 estimates, validation data in
-    a gradient per estimate.
-    """
+    """Train data are released in 2 steps of 3 solves and 2 products of 2 estimates, validation data once each."""
     small = {"parties": 4, "examples": 20, "trusted": 5, "test": 5, "steps": 2, "outer_steps": 2, "order": 2}
     price = PriceOfPrivacy(0, (8.0, 2.0), **small, data="digits")
     by = dict(price.rows())

@@ -84,9 +84,7 @@ def test_observed_links_cost_little_after_long_training_and_nothing_where_links_
 
 
 def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):
-    """MNIST's files hold 200 plain images; image k has gray value k and digit k mod 10. All 40 of two digits are used
-    once.
-    """
+    """Image k of 200 plain images has gray value k and digit k mod 10; all 40 of two digits are used once."""
     monkeypatch.setenv("HYPERPUSH_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
     grays, (height, width) = np.arange(200, dtype=np.uint8), (28, 28)

@@ -1,6 +1,4 @@
-"""DSBO-JHIP, MA-DSBO and GBDSBO on heterogeneous quadratics, compared with their equations and fixed points
-in NumPy.
-"""
+"""DSBO-JHIP, MA-DSBO and GBDSBO on heterogeneous quadratics: their equations and fixed points in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -189,9 +187,7 @@ def test_tracked_forms_end_at_the_minimizer(name, made):
 
 
 def test_what_is_sent_is_counted(made):
-    """Messages contain y, (z, d) and x, with 4 params and 3 hypers; some also contain matrices of 12 and 16
-    numbers.
-    """
+    """Messages hold y, (z, d) and x, with 4 params and 3 hypers, and some hold matrices of 12 and 16 numbers."""
     sent = {"JHIP": (4 + 4) + 2 * 12 + (3 + 3), "MA": (4 + 4) + 2 * 4 + (3 + 3), "GB": 3 + 4 + 3 + 4 + 12 + 16 + 4}
     for name, floats in sent.items():
         assert run(TRACKED[name][0], made[0])[1].costs.floats == 500 * floats

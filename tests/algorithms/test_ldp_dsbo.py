@@ -130,9 +130,7 @@ def test_clipping_changes_the_runs_above(streams):
 
 @pytest.mark.parametrize("mechanism", [Laplace, Gaussian])
 def test_own_values_are_clean_and_neighbors_carry_noise_of_the_given_size(mechanism):
-    """With zero start and zero slopes, one round leaves Σ_j w_ij ζ_j over neighbors, of scale ν_0 for each
-    variable.
-    """
+    """With zero start and slopes, one round leaves Σ_j w_ij ζ_j of the neighbors, of scale ν_0 per variable."""
     scales = {"y": 0.5, "z": 0.25, "x": 2.0}
     noise = {name: mechanism(Power(scale, 0.6)) for name, scale in scales.items()}
     flat = Problem(lambda y, x, rows: 0.0 * jnp.sum(y * x), lambda y, x, rows: 0.0 * jnp.sum(y * x))

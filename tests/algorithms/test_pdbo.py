@@ -72,7 +72,7 @@ def test_hypers_of_ones_own_reach_their_optimum():
     for step in (0, 1, 60):
         expected = mean_outer_cost(np.asarray(history.hypers[step]), first, second)
         assert np.asarray(history.cost)[step].mean() == pytest.approx(expected, rel=1e-7)
-    # 80 rounds of (4 params, mass), then in every outer step as many for the hypergradient and again for the params.
+    # 80 rounds send 4 params and the mass; every outer step adds 80 rounds each for the hypergradient and the params.
     rounds = 80 + 160 * np.arange(61)
     np.testing.assert_array_equal(history.rounds, rounds)
     np.testing.assert_array_equal(history.floats, 5 * rounds)
@@ -113,9 +113,7 @@ def test_one_hyper_for_all():
 
 
 def test_one_hyper_for_all_along_a_tree():
-    """With exact outer means along a tree, every client reaches the optimum with identical values, on directed links
-    with Adam.
-    """
+    """With exact outer means, all clients reach the optimum with equal values, on directed links with Adam."""
     made = quadratic(3, 1, common=True)
     inner = hp.FedAvg(80, 0.4, averaging="tree")
     adam = hp.optimizer("adam", learning_rate=hp.schedule("milestones", 0.1, (200, 300)))
@@ -127,9 +125,7 @@ def test_one_hyper_for_all_along_a_tree():
 
 
 def test_one_hyper_for_all_who_train_alone():
-    """Gradient tracking on random links with Adam reaches the optimum; without tracking the run ends 0.2 away
-    from it.
-    """
+    """Tracking on random links with Adam reaches the optimum; without tracking the run ends 0.2 away."""
     made = quadratic(3, 1, common=True)
     best = alone_optimum(made)
     assert min(np.linalg.norm(best - other) for other in (common_optimum(made), personal_optimum(made))) > 0.3

@@ -1,6 +1,4 @@
-"""Algorithms with a server or on one machine, on heterogeneous quadratics: their equations and fixed points
-in NumPy.
-"""
+"""Algorithms with a server or on one machine, on heterogeneous quadratics: equations and fixed points."""
 
 import math
 from functools import partial

@@ -36,8 +36,9 @@ def alone(graph=LINKS, strength=0.05, steps=600):
 
 
 def tied_optimum(made, strength):
-    """Return the minimizer of F̄ + s·Σ a_uv‖λ_u − λ_v‖²: (1/n)Rᵀ(Rλ − r) + 2s·Lλ = 0, where L is the graph's
-    Laplacian.
+    """Return the minimizer of F̄ + s·Σ a_uv‖λ_u − λ_v‖².
+
+    It solves (1/n)Rᵀ(Rλ − r) + 2s·Lλ = 0, where L is the graph's Laplacian.
     """
     rows, right = least_squares(made)
     ties = 2 * strength * np.kron(LAPLACIAN, np.eye(made.hypers.shape[1]))

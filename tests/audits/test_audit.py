@@ -25,9 +25,7 @@ COUNTS = (45, 60, 52, 38)
 
 
 def given(kind="classes", flip=(), seed=0, counts=COUNTS):
-    """Return four parties with the same rule for labels, except parties that flip them; one column has
-    missing values.
-    """
+    """Return four parties with one rule for labels, except those that flip them; a column has missing values."""
     draw, found = np.random.default_rng(seed), {}
     for place, count in enumerate(counts):
         rows = draw.normal(size=(count, 3)) + 0.3 * place
@@ -192,9 +190,7 @@ def test_after_naming_the_rest_is_audited_as_if_the_party_were_not_there():
 
 @pytest.mark.parametrize("flip", [(), (1,)])
 def test_record_effects_are_the_derivative_of_the_others_training_loss(flip):
-    """Records of a named party are scored at the model of the round that named it, which was trained with
-    that party.
-    """
+    """Records of a named party are scored at the model that named it, which was trained with that party."""
     tables = given(flip=flip)
     found = hp.audit(tables, folds=FOLDS, l2=L2, records=True)
     owner = np.repeat(range(4), tables.counts)

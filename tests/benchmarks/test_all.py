@@ -1,6 +1,4 @@
-"""The tables of benchmarks: methods that cannot run say so in their row, and the page depends only on the stored
-lines.
-"""
+"""The tables of benchmarks: methods that cannot run are marked, and the page depends only on stored lines."""
 
 import json
 import sys

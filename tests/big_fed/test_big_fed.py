@@ -166,9 +166,7 @@ def test_all_forms_follow_algorithm_1(passed, loops, forms):
 
 @pytest.mark.parametrize(("passed", "loops"), [("mean", False), ("symmetric", True)])
 def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
-    """The expected cost uses r_u in place of floor(r_u + U), pair by pair, with weighted links and an absent
-    client.
-    """
+    """The expected cost uses r_u in place of floor(r_u + U), with weighted links and an absent client."""
     generator = np.random.default_rng(5)
     weights = np.triu(CLIQUES * generator.uniform(0.5, 2, (N, N)), 1)
     weights += weights.T
@@ -188,10 +186,10 @@ def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
 
 @pytest.mark.parametrize("graph", some({"club": nx.karate_club_graph(), "star": nx.star_graph(4)}, ["star"]))
 def test_numbers_of_negatives(graph):
-    """If all representations are equal, every negative costs 1 and a link 0; so n·F counts negatives, 5 per link on
-    average.
+    """If all representations are equal, n·F counts the negatives: 5 per link on average.
 
-    The center of a star has no strangers, so only the links of the leaves are counted.
+    Every negative then costs 1, and a link costs 0. The center of a star has no strangers, so only the links of the
+    leaves are counted.
     """
     weights = (nx.to_numpy_array(graph) > 0).astype(float)
     n, rounds = len(weights), 400
@@ -231,8 +229,9 @@ def test_every_form_declares_what_it_sends():
 
 
 def test_parts_add_up_to_the_derivative_of_the_damped_problem():
-    """Compare d/dφ F(φ, θ*(φ)), θ_i* = argmin g_i + ½ε‖θ − θ_i^k‖², at stationary θ^k, by products and by Newton's
-    method.
+    """Compare products and Newton's method on d/dφ F(φ, θ*(φ)), θ_i* = argmin g_i + ½ε‖θ − θ_i^k‖².
+
+    The params θ^k are stationary.
     """
     data, params, kernel = setting(1)
     damping, cosine = 0.3, cosine_of(CLIQUES, 2.0)
@@ -272,9 +271,7 @@ def test_parts_add_up_to_the_derivative_of_the_damped_problem():
 
 
 def test_only_gauss_newton_has_no_negative_eigenvalue():
-    """The Hessian of a product of layers is indefinite away from the fit; at the fit it equals Gauss–Newton's rank-1
-    matrix.
-    """
+    """The Hessian of a product of layers is indefinite away from the fit; at the fit it equals Gauss–Newton's."""
     data, params, kernel = setting(2)
     batch, kernel = tuple(jnp.asarray(part[0]) for part in data), jnp.asarray(kernel)
     best = np.mean(data[0][0, :, 0] * data[1][0]) / np.mean(data[0][0] ** 2)
@@ -303,9 +300,7 @@ def test_only_gauss_newton_has_no_negative_eigenvalue():
 
 
 def test_without_a_graph_it_ends_where_own_hypergradients_are_zero():
-    """The fixed point x_L from NumPy, with a server and with peers at falling steps; with several inner steps, blocks
-    follow them.
-    """
+    """Both forms end at NumPy's x_L: with a server, and with peers at falling steps or several inner steps."""
     task = quadratic(4, 2, common=True)
     end = outer_fixed_points(task.train, task.validation)["x_L"]
     exact = BiGFed(300, 0.3, 0.2, curvature="hessian", damping=0.0, inner_steps=2, blocks_at="after")

@@ -70,8 +70,9 @@ def checked(network, graph=None, **options):
 
 
 def test_a_network_without_negatives_is_refused_before_anything_runs():
-    """Refuse the graph itself as network, and one whose strangers are linked at even steps only when pairs meet at odd
-    ones.
+    """Refuse the graph itself as network, and one whose strangers are never linked when pairs meet.
+
+    In the second network, strangers are linked at even steps only, and pairs meet at odd steps.
     """
     alike = hp.networks.FromGraph(nx.path_graph(N))
     turns = hp.networks.Trace(N, np.stack([~np.eye(N, dtype=bool), PATH > 0]))

@@ -114,9 +114,7 @@ HONEST = tuple(client for client in range(len(NAMES)) if client != LIAR)
 
 
 def outcome(found):
-    """Return (detected, exit codes, accuracy of honest parties with a model); detected means that they named
-    the liar.
-    """
+    """Return (liar detected, exit codes, accuracy) of the honest parties; accuracy is of those with a model."""
     honest = [found[client] for client in HONEST]
     codes = [each[0] if isinstance(each, tuple) else 0 for each in honest]
     said = [each[1] if isinstance(each, tuple) else str(each.status) for each in honest]

@@ -21,9 +21,7 @@ def examples(clients, seed, size):
 
 
 def personal(clients, seed):
-    """Return a task with the recipe PL: all clients share a classifier, and each scales its logits by personal
-    weights.
-    """
+    """Return a PL task: all clients share a classifier, and each scales its logits by personal weights."""
     train, validation = (examples(clients, seed + number, 12) for number in range(2))
     return PL().task(Layered(INPUTS, CLASSES), train=train, validation=validation, key=seed, l2=0.01)
 

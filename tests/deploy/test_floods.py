@@ -51,9 +51,7 @@ def test_two_thousand_connections_end_nobody_though_files_are_few(tmp_path):
 
 @pytest.mark.faults
 def test_a_party_with_an_address_comes_back_past_the_queue_of_strangers(tmp_path):
-    """Behind 2,400 handshakes that fail after 0.1 s each, the party would return only after the others had
-    given up.
-    """
+    """Behind 2,400 handshakes that fail after 0.1 s each, the party would return too late."""
     parties = Parties(tmp_path, NAMES, training(2000), patience=60.0)
     try:
         for name in NAMES:

@@ -121,9 +121,7 @@ class Killed(Exception):
 
 @pytest.mark.long
 def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, monkeypatch):
-    """With equal noise on the old and the corrected data, the difference of two messages would reveal the
-    correction.
-    """
+    """With equal noise on old and corrected data, the difference of two messages reveals the correction."""
     config = made(tmp_path, checkpoint_every=10, patience=5)
     sent = threading.Event()
 

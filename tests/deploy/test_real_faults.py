@@ -1,6 +1,4 @@
-"""Real faults of processes with mutual TLS: stopped processes, an expired certificate, and a member's flood of
-messages.
-"""
+"""Real faults of processes with mutual TLS: stops, an expired certificate, and a member's flood of messages."""
 
 import os
 import signal

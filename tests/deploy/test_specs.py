@@ -29,9 +29,7 @@ def run_parties(base, tables, clients=CLIENTS):
 
 
 def both(base, tables, certify=True):
-    """Return the results of a spec's parties and of the simulator; `certify=False` skips the certificate at
-    the end.
-    """
+    """Return the results of a spec's parties and of the simulator; `certify=False` skips its certificate."""
     config, results = run_parties(base, tables)
     names = list(config.peers)
     said = objects.read(config.spec.tables())

@@ -14,9 +14,7 @@ STEPS = 200
 
 @cache
 def many():
-    """Return the fates of all messages of all senders over many steps: arrays of shape (steps, sender, receiver,
-    copy).
-    """
+    """Return the fates of all messages over many steps: arrays of shape (steps, sender, receiver, copy)."""
     key = jax.random.key(1)
     all_pairs = jax.jit(jax.vmap(lambda step, sender: FAULTS.fates(key, step, sender, CLIENTS)))
     both = all_pairs(*map(np.ravel, np.indices((STEPS, CLIENTS))))

@@ -43,9 +43,7 @@ def test_ten_thousand_faulty_rounds_conserve_mass_and_find_the_mean():
 
 
 def test_float32_keeps_mass_and_mean_over_thousands_of_rounds():
-    """Plain float32 totals would shift the mean by 3e-5 here; low-order parts and shares that sum to one
-    prevent it.
-    """
+    """Plain float32 totals would shift the mean by 3e-5 here; low-order parts and exact shares prevent it."""
     network, values = hp.networks.RandomDirected(20), jnp.asarray(np.random.default_rng(0).normal(size=20), jnp.float32)
     faults = hp.Faults(loss=0.3, duplicate=0.1, delay=5)
     outcome = Simulate(faults=faults).run(push_sum(3000), network, (values, jnp.ones(20)), jnp.zeros((20, 1)), KEY)

@@ -53,9 +53,7 @@ def stacked(found):
 
 @pytest.mark.long
 def test_four_parties_train_and_estimate_one_after_the_other(engines):
-    """All verbs run over mutual TLS; the result of one verb is the input of the next, and no array has a
-    client axis.
-    """
+    """Verbs run over mutual TLS; one result is the input of the next, and no array has a client axis."""
     truth = hp.train(everyone(), SGP, NETWORK, key=0)
     estimate = hp.hypergradient(truth.task, HGP, NETWORK, key=1)
 
@@ -273,9 +271,7 @@ def test_parties_with_other_code_are_told_so_with_both_digests(engines):
 
 
 def test_killed_after_all_were_done_a_party_needs_nobody_to_end(tmp_path):
-    """In synchronous mode, the party died before it wrote its result. Its checkpoint holds the end, and the others are
-    gone.
-    """
+    """In synchronous mode a party dies before it writes its result; its checkpoint holds the end."""
     addresses: dict[str, str | None] = {
         name: f"127.0.0.1:{port}" for name, port in zip(NAMES[:2], free_ports(2), strict=True)
     }

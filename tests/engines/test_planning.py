@@ -122,9 +122,7 @@ def test_only_what_is_divided_is_divided():
 
 
 def test_loops_that_clients_agree_to_end_count_at_most():
-    """The outer loop runs three times around a loop of at most four votes; each vote takes one flood of the
-    network.
-    """
+    """The outer loop runs a loop of at most four votes three times; each vote takes one flood."""
     vote = Repeat(Local(lambda s, ctx: s), 4, until=lambda s, ctx: s > 0, name="vote")
     network = hp.networks.Ring(5)
     with (planner := Planner()).active():

@@ -78,9 +78,7 @@ def test_maximum_by_consensus(engine):
 
 
 def test_an_agreed_number_of_rounds(engine):
-    """Push scalars until no client's ratio changes any more, agree on the number of pushes, and use it for a second
-    loop.
-    """
+    """Push scalars until all ratios are stable, agree on the number of pushes, and use it for a second loop."""
 
     def receive(state, inbox, ctx):
         w, mass, _, count = state

@@ -91,9 +91,7 @@ def test_a_loop_that_never_runs_is_entered(engine):
 
 @pytest.mark.parametrize("engine", ENGINES, ids=IDS)
 def test_what_was_sent_at_each_row(engine):
-    """Count the traffic with loops before, inside and after, of fixed and of agreed lengths; the recorded loop is
-    entered twice.
-    """
+    """Count traffic with loops of fixed and agreed lengths; the recorded loop is entered twice."""
     vote = Repeat(Sequence(COUNT, talk(5)), 9, until=enough(3), name="vote")
     mean = Average(lambda s, ctx: (s[1], jnp.ones(())), lambda s, mean, mass, ctx: s, 4)
     served = Server(lambda s, ctx: s[1], lambda messages, key: messages, lambda s, answer, ctx: s)

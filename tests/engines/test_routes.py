@@ -1,6 +1,4 @@
-"""Exchanges between neighboring blocks of clients equal a matrix product, and send no more rows than the
-links need.
-"""
+"""Exchanges between blocks of clients equal a matrix product, and send no more rows than links need."""
 
 import jax
 import jax.numpy as jnp

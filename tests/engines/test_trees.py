@@ -99,9 +99,7 @@ def run(network, engine=None, program=None):
 
 
 def check(network, found, rounds, messages, links, learning=(0, 0)):
-    """Compare a run's results with a replay, and its counts of rounds by average and of links and messages by
-    client.
-    """
+    """Compare results with a replay, and counts of rounds by average and of links and messages by client."""
     x = values(network)
     for row in found.history["averages"]:
         x = x.mean(0) + x / 2
@@ -210,9 +208,7 @@ def waiting(up, start, x, parents, tellers, fates=None, patience=0, again=False)
 
 
 def ways(network):
-    """By networkx, return the quickest paths to and from the root, the paths with the fewest links to it, and the
-    patience.
-    """
+    """By networkx, return quickest paths to and from the root, paths with the fewest links, and the patience."""
     frequency, everyone = network.means().up, range(network.clients)
     links = [(j, i) for j, i in zip(*np.nonzero(frequency), strict=True) if i != j]
     graph = nx.DiGraph((j, i, {"wait": 1 / frequency[j, i]}) for j, i in links)

@@ -124,9 +124,7 @@ def test_it_is_automatic_differentiation(variant, size):
 
 
 def test_a_long_run_on_the_complete_network_gives_the_closed_form_as_part_of_a_bilevel_run():
-    """On the complete network SGP is gradient descent on the mean cost, so x(T) and its derivative converge to the
-    solution's.
-    """
+    """On the complete network SGP is gradient descent, so x(T) and its derivative tend to the solution's."""
     task, _, _, truth, largest = setting(3, 7)
     task = task.at(params=jnp.zeros((3, 4)))
     solver = hp.SGP(200, float(1 / largest))

@@ -1,6 +1,4 @@
-"""Tracked HGP has no bias on any network; HGP with the same number of pushes has one, which shows that the test can
-fail.
-"""
+"""Tracked HGP has no bias on any network; HGP has one at the same number of pushes, which the tests detect."""
 
 from dataclasses import replace
 
@@ -211,9 +209,7 @@ def test_the_status_says_why_it_ended(options, converged, reason):
 
 
 def test_six_vectors_are_held():
-    """The six vectors do not include the params and the outer gradient, whose sizes differ from theirs in
-    this test.
-    """
+    """The six vectors exclude the params and the outer gradient, whose sizes differ from theirs here."""
     held = []
 
     def count(state, ctx):

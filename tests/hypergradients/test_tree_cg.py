@@ -113,9 +113,7 @@ def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step
 @pytest.mark.usefixtures("float64")
 @pytest.mark.long
 def test_the_last_outer_step_sees_a_direction_that_lost_its_curvature():
-    """The curvature in the first direction is the hyper, which falls from 1 to below 0; the outer cost ignores that
-    direction.
-    """
+    """The first direction's curvature is the hyper, which falls below 0; the outer cost ignores it."""
 
     def inner(x, hyper, batch):
         return 0.5 * hyper * x[0] ** 2 + 0.5 * jnp.sum(jnp.linspace(0.5, 2, 11) * x[1:] ** 2) - x[3]
@@ -164,7 +162,7 @@ def test_noise_is_refused():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("least", [1e-2, 1e-6, 1e-12])
 def test_the_smallest_ritz_value_is_that_of_the_tridiagonal_matrix(least):
-    """Compare with conjugate gradients in NumPy, whose tridiagonal T gives its eigenvalues in extended precision."""
+    """Run conjugate gradients in NumPy, and compare with the eigenvalues of T in extended precision."""
     random, d = np.random.default_rng(0), 8
     basis, _ = np.linalg.qr(random.normal(size=(d, d)))
     matrix, found = (basis * np.geomspace(least, 1, d)) @ basis.T, Tridiagonal.start(20, jnp.zeros(()).dtype)

@@ -56,9 +56,7 @@ often = settings(max_examples=10, deadline=None, derandomize=True)
 
 @cache
 def compiled(name: str):
-    """Return a network and its links with all weights, for all clients and for a block; compiled once for all
-    tests.
-    """
+    """Return a network and its links with all weights, for all clients and a block; compiled only once."""
     network = NETWORKS[name]()
     kinds = ["push", "ones"] if network.directed else ["push", "gossip", "ones"]
 
@@ -183,9 +181,7 @@ def test_means_equal_what_happens(name, by):
 
 @some_networks
 def test_floods_end_when_promised(name):
-    """On deterministic networks a flood ends exactly in the promised round, on random ones all of 100 floods end by
-    then.
-    """
+    """A flood ends exactly in the promised round without randomness, and within it in 100 random floods."""
     network = NETWORKS[name]()
     n, promised = network.clients, network.flood_rounds()
     assert promised == network.flood_rounds()
@@ -242,9 +238,7 @@ def test_by_name_gives_the_family_and_a_default_seed(name):
 
 @every_family
 def test_every_method_of_reaching_agrees(name):
-    """The possible links connect all clients, as networkx confirms, and no flood is shorter than the longest shortest
-    path.
-    """
+    """The possible links connect all clients, as networkx confirms, and a flood takes at least the diameter."""
     network = NETWORKS[name]()
     graph = nx.from_scipy_sparse_array(network.possible(), create_using=nx.DiGraph)
     assert nx.is_strongly_connected(graph)

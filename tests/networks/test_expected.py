@@ -33,9 +33,7 @@ def test_expected_rounds_are_those_of_averages_on_random_links():
 
 
 def test_expected_rounds_count_lost_and_late_messages():
-    """Compare with the mean of simulated averages with faults, on random links and on a schedule that repeats lost
-    messages.
-    """
+    """Compare with simulated averages under faults, on random links and on a schedule with repeated messages."""
     faults, key = Faults(loss=0.05, delay=2), jax.random.key(0)
     for network in (hp.networks.KOut(30, k=3), hp.networks.Ring(12)):
         tree, post = WaitingTree(network), lossy.post(network, key, faults, key)

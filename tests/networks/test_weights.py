@@ -27,9 +27,7 @@ def rate(matrix: np.ndarray) -> float:
 
 
 def ring_rate(n: int) -> float:
-    """Return the optimal rate on a ring: weights are equal by symmetry, and balance the second and the last
-    eigenvalue.
-    """
+    """Return a ring's optimal rate: equal weights that balance the second and the last eigenvalue."""
     second, last = np.cos(2 * np.pi / n), np.cos(2 * np.pi * (n // 2) / n)
     return 1 - 2 * (1 - second) / (2 - second - last)
 

@@ -1,6 +1,4 @@
-"""Pages of results: one file without external resources, its numbers in a second file, and no overwriting by
-default.
-"""
+"""Pages of results: one file without external resources, its numbers beside it, and no silent overwriting."""
 
 import json
 import re

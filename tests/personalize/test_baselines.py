@@ -90,9 +90,7 @@ def test_groups_part_by_the_norm_and_the_direction_of_changes():
 
 
 def test_clustered_learning_finds_the_clusters():
-    """Two pairs of clients have two centers: each pair ends at its own center, and one model for all would end
-    between.
-    """
+    """Two pairs of clients end at their own two centers; one model for all would end between."""
     centres = np.array([[3.0, 0], [-3.0, 1], [3.0, 0], [-3.0, 1]])
     task = quadratics(np.ones((4, 2)), centres)
     found = on_quadratics(ClusteredFL(40, 0.3, still=0.05, moving=0.5), task)
@@ -104,9 +102,7 @@ def test_clustered_learning_finds_the_clusters():
 
 
 def test_who_is_drawn_to_another_model_leaves_padding_out():
-    """Clients have 1, 2, 3 and 4 examples in padded rows. One step from 0 is the step size times their mean, plus the
-    pull.
-    """
+    """Clients have 1 to 4 examples in padded rows; a step from 0 is the step size times their mean, plus pull."""
     rows = [np.full((count, 1), float(count)) for count in (1, 2, 3, 4)]
     task = hp.Task(
         inner=lambda x, hyper, c: 0.5 * jnp.sum((x - c) ** 2, axis=1),

@@ -95,9 +95,7 @@ def test_reused_data_cost_more_every_round_and_have_no_limit():
 
 
 def test_laplace_releases_at_a_delta():
-    """For one release δ = 1 − exp((ε − loss)/2). For several, ε is below the pure sum (the limit δ → 0) and below
-    Rényi's ε.
-    """
+    """One release has δ = 1 − exp((ε − loss)/2); several have an ε below the pure sum and below Rényi's."""
     account, count = releases(1, 1.5)
     for delta in (1e-3, 0.1):
         assert float(account.epsilon(count, delta)) == pytest.approx(1.5 + 2 * math.log1p(-delta), abs=1e-3)
@@ -111,9 +109,7 @@ def test_laplace_releases_at_a_delta():
 
 
 def test_one_coordinate_is_the_worst_of_laplace_noise():
-    """A change spread over two coordinates is never easier to detect than one with equal ℓ1 norm in a single
-    coordinate.
-    """
+    """A change over two coordinates is never easier to detect than one of equal ℓ1 norm in one coordinate."""
     edges = np.arange(-150, 190) / 10
 
     def masses(mean):

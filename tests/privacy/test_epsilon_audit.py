@@ -72,9 +72,7 @@ CLAIM = Accountant(
 
 
 def client(first, noisy):
-    """Return a client that lowers ½(y − ξ)² over a stream of samples, sends all its iterates, and receives
-    only noise.
-    """
+    """Return a client that lowers ½(y − ξ)² over samples, sends all its iterates, and receives only noise."""
     stream = np.concatenate([[first], np.linspace(-1, 1, ROUNDS - 1)])
 
     def run(keys):

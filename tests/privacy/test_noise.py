@@ -1,6 +1,4 @@
-"""Private SGP, HGP and TrackedHGP compared with NumPy: their releases, the sensitivity to one example, and
-the noise.
-"""
+"""Private SGP, HGP and TrackedHGP compared with NumPy: releases, sensitivity to one example, and noise."""
 
 from typing import Any
 
@@ -287,9 +285,7 @@ def test_no_example_moves_a_release_by_more_than_its_noise_is_made_for(changes, 
 
 
 def test_hypers_of_examples_betray_nothing_of_the_others():
-    """λ[row] weighs one row. Another row with another weight changes gradients by its share, and changes no other
-    weight.
-    """
+    """λ[row] weighs one row; another row changes gradients by its share, and changes no other weight."""
 
     def weighted(x, h, rows):
         return jax.nn.sigmoid(h) * 0.5 * (rows["a"] @ x - rows["b"]) ** 2

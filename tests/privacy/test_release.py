@@ -1,6 +1,4 @@
-"""Noise at the releases of a leaf: its scale, how often it is drawn, no repetition, and the releases of private
-problems.
-"""
+"""Noise at the releases of a leaf: its scale, when it is drawn, and the releases of private problems."""
 
 from dataclasses import replace
 
@@ -40,9 +38,7 @@ def l2(x, hyper):
 
 
 def private(cost, sigma=SIGMA, clip=ROWS / 2, mechanism=Gaussian, **options):
-    """Return a private problem whose noise has scale sigma: with the clip ROWS/2 one example changes a mean by at most
-    1.
-    """
+    """Return a private problem with noise of scale sigma: one example changes a mean by at most 1."""
     noise = Noise(mechanism(sigma), clip, curvature=clip, coupling=clip)
     return PrivateProblem.of(Problem(cost, cost, **options), noise)
 
@@ -235,9 +231,7 @@ def zero_task(clients, cost=flat, rows=None, **options):
 
 
 def test_fedavg_draws_for_every_mini_batch():
-    """FedAvg without averaging draws noise in 2 rounds of 3 epochs of 2 mini-batches, so its params are a
-    random walk.
-    """
+    """Without averaging, FedAvg's params are a random walk of 2 rounds of 3 epochs of 2 mini-batches."""
     network, n = hp.networks.FullyConnected(2), 2
     task = zero_task(n).private(noise=Gaussian(1.0), clip=5 / 2)  # for mini-batches of 5 examples
     method = hp.FedAvg(2, 1.0, 3, 5, False)

@@ -1,6 +1,4 @@
-"""The bounds compared in NumPy with the true changes when one example is replaced and all received messages stay the
-same.
-"""
+"""The bounds compared with true changes if one example is replaced and received messages stay the same."""
 
 import math
 

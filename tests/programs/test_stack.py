@@ -21,9 +21,7 @@ class State(eqx.Module):
 
 
 def halving():
-    """Return a program: x ← mean(x)/2 until x ≤ 1; then double x as often as `times` says, which is once if x was
-    above ¾.
-    """
+    """Return a program: x ← mean(x)/2 until x ≤ 1, then double x `times` times: once if x was above ¾."""
     mean = Average(
         lambda state, ctx: (state.x, jnp.ones(())),
         lambda state, mean, mass, ctx: State(mean / 2, state.ended),

@@ -170,9 +170,7 @@ def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
 
 @pytest.mark.long
 def test_a_start_knows_the_links_that_its_run_saw(tmp_path):
-    """After `start =` an estimate equals that of two verbs in Python: it uses the observed links and the network's
-    time.
-    """
+    """After `start =` an estimate equals that of two verbs: it uses observed links and the network's time."""
     trains = {**tomllib.loads(TEXT), "method": {"name": "SGP", "steps": 20, "step_size": 0.5}}
     (tmp_path / "my.toml").write_text(tomli_w.dumps(trains))
     with pytest.raises(SystemExit):

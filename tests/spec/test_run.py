@@ -93,8 +93,9 @@ def test_a_task_of_ones_own(folder, capsys):
 
 
 def test_one_hyper_for_all_until_patience_ends(folder, capsys):
-    """Each client trains alone: x_i = b_i − λ. Outer data are 1 above the inner data, so the cost of λ is ½(λ + 1)² +
-    c.
+    """Each client trains alone: x_i = b_i − λ, so the cost of λ is ½(λ + 1)² + c.
+
+    The outer data are 1 above the inner data.
     """
     result = run(
         folder,

@@ -41,9 +41,7 @@ PDBO = hp.PDBO(**NESTED, steps=OUTER)
 
 
 def test_pure_epsilon_adds_up_over_all_releases_of_a_solve():
-    """Eight inner solves release 20 steps each; seven estimates release an outer gradient, three products and the
-    result.
-    """
+    """Eight inner solves release 20 steps each; seven estimates a gradient, three products and the result."""
     found = budget(task(Laplace(5.0)), PDBO)
     assert found.releases == {"train": 8 * 20 + 7 * (3 + 1), "validation": 7}
     assert found.epsilon() == pytest.approx((8 * 20 + 7 * 5) / 5, rel=1e-12)
@@ -117,9 +115,7 @@ def test_algorithms_without_privacy_of_their_own_are_counted_too(method):
     ids=["fixed", "votes every five steps", "batches"],
 )
 def test_tracked_hgp_pays_for_all_the_steps_it_may_take(options, releases):
-    """It releases the gradient, a product in each step except the first, and the result; eleven steps make three
-    groups of five.
-    """
+    """It releases the gradient, a product per later step, and the result; eleven steps are three groups of five."""
     assert budget(task(Laplace(1.0)), hp.TrackedHGP(12, 0.1, **options)).epsilon() == releases
 
 

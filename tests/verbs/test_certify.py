@@ -160,8 +160,9 @@ def test_only_the_first_and_the_last_outer_step_are_judged_and_later_ones_agains
 
 
 def pulled(curvatures, pulls, params):
-    """Return clients with inner costs ½ Σ_j a_j x_j² − b_iᵀx + λ_i Σ_j x_j, whose mean solution at λ = 0 is
-    mean(b)/a.
+    """Return clients with inner costs ½ Σ_j a_j x_j² − b_iᵀx + λ_i Σ_j x_j.
+
+    At λ = 0 the mean problem has the solution mean(b)/a.
     """
 
     def inner(x, hyper, batch):
@@ -191,9 +192,7 @@ def test_params_that_are_off_in_a_weak_direction_are_seen(off):
 
 
 def test_training_looks_for_a_weak_direction_behind_a_small_gradient():
-    """Along the weak direction, the gradient is a hundredth of the rest and the distance a hundred thousand times
-    larger.
-    """
+    """The weak direction has a hundredth of the gradient and a hundred thousand times the distance."""
     curvatures, params = np.array([1, 1, 1e-7]), np.array([1 + 1e-5, 1, 2])
     status = hp.train(pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params), hp.SGP(0, 0.1), RING, key=0).status
     off = np.linalg.norm(params - 1) / np.linalg.norm(params)
@@ -222,9 +221,7 @@ def test_training_that_ends_at_a_saddle_is_ill_posed(solver, flat):
 
 @pytest.mark.parametrize("off", [0.05, 0.3])
 def test_a_flat_direction_is_left_out_of_the_newton_step_of_least_norm(off):
-    """Costs, hypers and outer gradient ignore the third direction; v_i = −(2/n) Σ (x_j − 3) over the other
-    directions.
-    """
+    """All costs ignore the third direction; v_i = −(2/n) Σ (x_j − 3) over the other directions."""
     curvatures, params = np.array([1.0, 1.0, 0.0]), np.array([1 + off, 1.0, 3.0])
     task = pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params)
     status = hp.hypergradient(task, hp.TreeCG(singular="minimum-norm"), RING, key=0).status
@@ -244,9 +241,7 @@ def test_params_of_zero_solve_only_what_zero_solves():
 
 
 def test_where_the_start_is_known_its_size_counts_beside_small_params():
-    """Params go from 1 to a solution near zero: a Newton step of the solution's size is small compared with
-    the start.
-    """
+    """From params of 1 to a solution near zero, a Newton step is small compared with the start."""
     problem = pulled(np.ones(2), np.full((CLIENTS, 2), 1e-3), np.ones(2))
     trained = hp.train(problem, hp.SGP(20, 0.3), RING, key=0)
     status = hp.hypergradient(trained.task, hp.TreeCG(), RING, key=0).status
@@ -337,9 +332,7 @@ def test_nested_algorithms_of_clients_alone_are_judged_by_their_own_solutions():
 
 
 def hidden_system(least, part):
-    """Return heterogeneous clients whose mean Hessian has one weak direction, with this part of the outer gradient
-    along it.
-    """
+    """Return heterogeneous clients with one weak direction, and this part of the outer gradient along it."""
     random, d = np.random.default_rng(1), 8
     basis = np.linalg.qr(random.normal(size=(d, d)))[0]
     noise = 0.2 * random.normal(size=(6, d, d))

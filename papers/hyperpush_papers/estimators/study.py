@@ -264,7 +264,7 @@ def summarize(name: str, clients: int, width: int, curves: Sequence[Row]) -> Row
     """Return floats per parameter to each error, for HGP at the best point of its grid and for all other estimators."""
     row: Row = {"network": name, "clients": clients}
     for error in REACHED:
-        # The search on HGP's grid stops at an error of 1e-4, so HGP has no number for smaller errors.
+        # The search on HGP's grid stops at an error of 1e-4, so HGP lacks numbers for smaller errors.
         methods = ("TrackedHGP", "Automatic", "ImplicitCG")
         for method in ("HGP", *methods) if error == REACHED[0] else methods:
             own = [curve for curve in curves if curve["method"] == method and floats_until(curve, error) is not None]

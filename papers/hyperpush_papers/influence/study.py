@@ -267,7 +267,7 @@ def _remove_groups(trained: Trained, found: Influence) -> Row:
 
 def _newton(trained: Trained, weights: Weights) -> float | None:
     """Return the effects by a Newton step with these weights; None if it diverges."""
-    # acceleration diverges if a client has no examples left, and so no curvature
+    # acceleration diverges if a client without examples lacks curvature
     estimator = hp.TrackedHGP(acceleration=0)
     damping = trained.config.damping
     try:

@@ -158,7 +158,7 @@ def representation(
     """Make the task of meta-learning: hypers are a representation, params a head for every task of every client.
 
     A client's inner cost is the misfit of the heads y on the support examples of its own tasks, plus ½·rate·‖y‖² over
-    all heads. Its outer cost is the misfit on the query examples. A client has no examples of others' tasks, so its
+    all heads. Its outer cost is the misfit on the query examples. A client lacks examples of others' tasks, so its
     cost pulls the heads of these to zero. In the mean cost of n clients with k tasks each, the effective L2 rate of one
     task's head is therefore n·k times the rate. `l2` is this effective rate, as in `fit_head`.
 

@@ -177,7 +177,7 @@ class Fitting:
         return hp.train(self.task(product), solver, self.network, key=self.key, engine=self.engine)
 
     def first_training(self, models: int | None, alone: bool) -> hp.Training:
-        """Return the shared first training, which has no personal parts."""
+        """Return the shared first training, without personal parts."""
         if (models, alone) not in self._started:
             product = _impersonal(models)
             self._started[models, alone] = self.train(self.solver(product, alone), product)

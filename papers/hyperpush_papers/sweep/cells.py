@@ -32,7 +32,7 @@ class CellResult(NamedTuple):
     state: Literal["done", "n/a", "diverged", "failed"]
     row: dict[str, Any]
     reason: str = ""
-    status: dict[str, Any] | None = None  # status of the run; None if it has no status
+    status: dict[str, Any] | None = None  # status of the run; None without a status
 
     @property
     def converged(self) -> bool | None:

@@ -37,6 +37,6 @@ def choose(scores: Sequence[Sequence[float | None]], better: Literal["higher", "
 
 
 def mean_of(row: Sequence[float | None]) -> float | None:
-    """Return the mean; None if there are no values, or one is missing."""
+    """Return the mean; None without values, or if one is missing."""
     known = [score for score in row if score is not None]
     return float(np.mean(known)) if known and len(known) == len(row) else None

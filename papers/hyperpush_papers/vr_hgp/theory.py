@@ -163,7 +163,7 @@ def theorem(
 
         μ τ √(Σ (p̄/δ̄)² log(n(d_y + d_λ)/ε)) + η_B‖c_x‖η_A^m/(1 − η_A),  τ = η_B‖c_x‖/(κ(1 − η_A)),  κ = Σ p̄/δ̄
 
-    The term 4n/b is left out, because there are no mini-batches. η_B = 2κ max‖γB_i‖ is the least value that assumption
+    The term 4n/b is left out, because batches are full. η_B = 2κ max‖γB_i‖ is the least value that assumption
     8 allows. η_A is ‖Ā‖₂, although assumption 8 requires η_A ≥ 2κ max(1, ‖γH_i/ω_i‖), which is above 1 for any problem.
     The result is None if ‖Ā‖₂ ≥ 1.
     """

@@ -1,6 +1,4 @@
-"""Random walks follow links, counts match their window, and node embeddings separate the two sides of the
-karate club.
-"""
+"""Random walks follow links, counts match their window, and embeddings separate the two sides of the club."""
 
 import networkx as nx
 import numpy as np
@@ -37,9 +35,7 @@ def test_co_occurrences_by_hand():
 
 
 def test_places_factorize_the_log_ratios():
-    """With all dimensions, e·eᵀ is the positive part of the log-ratio matrix; with two, its best rank-2
-    approximation.
-    """
+    """With all dimensions, e·eᵀ is the positive part of the log-ratios; with two, its best rank-2 fit."""
     generator = np.random.default_rng
     counts = co_occurrences(walks(WEIGHTS, 10, 40, generator(3)), 34, 5) + 0.5
     each = counts.sum(1)

@@ -16,9 +16,7 @@ def size(params):
 
 
 def test_the_published_model_has_its_number_of_parameters():
-    """TorchVision's model has 3,504,872 parameters for 1,000 classes; ours follows table 2 of the paper layer by
-    layer.
-    """
+    """TorchVision's model has 3,504,872 parameters for 1,000 classes; ours follows the paper's table 2."""
     total, width = (27 + 2) * 32, 32  # weights, scale and shift of the first convolution
     for expansion, channels, blocks, _ in (
         (1, 16, 1, 1),

@@ -25,9 +25,7 @@ ALL = [
 
 
 def make(size, order, kind, groups, batched):
-    """Return a function that sums gradients and a Hessian product, and its arguments; `batched` gives three
-    clients.
-    """
+    """Return a sum of gradients and a Hessian product, with arguments; `batched` gives three clients."""
     draw = np.random.default_rng(zlib.crc32(repr((size, order, kind, groups)).encode()))
     space, (stride, padding, dilation) = LETTERS[-size:], kind
     specs = ("NC" + space, "OI" + space, "NC" + space)

@@ -35,9 +35,7 @@ class Kept:
 
 
 class Hall:
-    """Network in memory: who is alive, done, leaving or removed, and each member's mail, of which a share `loss` is
-    lost.
-    """
+    """Network in memory: the members' states and mail; a share `loss` of the mail is lost."""
 
     def __init__(self, clients, loss=0.0, patience=60.0, close_after=None, seed=0):
         self.clients, self.loss, self.patience, self.close_after = clients, loss, patience, close_after
@@ -63,8 +61,7 @@ class Hall:
 
 
 class Seat:
-    """One member's transport. The member dies if `dies(payload, transport)`, which is called before every message, is
-    true.
+    """One member's transport; the member dies at a message for which `dies(payload, transport)` is true.
 
     A member learns the others' announcements only when it reads its mail or asks who is missing. Until then members
     may

@@ -55,9 +55,7 @@ class Impostor:
         self.session.put(key, payload, attachment=attachment)
 
     def hello(self, seconds=10.0, **card):
-        """Send a hello as a member does, copied from the target's own card with the given changes; return the target's
-        last hello.
-        """
+        """Send a hello with the target's own card, changed as given; return the target's last hello."""
         self.live()
         until = time.monotonic() + seconds
         while not (hellos := [each for each in self.heard if each.topic == Topic.HELLO]):

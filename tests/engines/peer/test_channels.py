@@ -50,9 +50,7 @@ def test_it_may_hold_the_mass_of_all_but_no_more():
 
 
 def test_small_additions_that_make_mass_are_refused_at_their_sender_alone():
-    """Each added mass is in (0, n], which an older check allowed; honest senders alternate with the liar and are never
-    blamed.
-    """
+    """Each added mass is in (0, n], which an older check allowed; only the liar among the senders is blamed."""
     at, blamed = channel(), []
     for number in range(60):
         exchange(at, [0.0, at.mass and 0.3, 0.3, 0.3])

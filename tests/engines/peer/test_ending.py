@@ -1,6 +1,4 @@
-"""Members leave at once, while others are away, or are killed while leaving: no mass is lost, and no wait is
-endless.
-"""
+"""Members leave at once, while others are away, or killed meanwhile: no mass is lost, no wait is endless."""
 
 import threading
 import time
@@ -111,9 +109,7 @@ def test_nobody_leaves_while_somebody_is_away():
 @pytest.mark.parametrize("when", ["first", "acknowledging", "done"])
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 def test_killed_while_it_drains_it_ends_with_the_same(when, loss):
-    """The member dies at its last totals, at its acknowledgments of the others' totals, or when it has said that it is
-    done.
-    """
+    """The member dies at its last totals, at acknowledgments of the others' totals, or after it was done."""
     hall = Hall(CLIENTS, loss=loss)
 
     def dies(payload, seat):
@@ -225,9 +221,7 @@ def after(state, inbox, ctx):
 
 @pytest.mark.parametrize("lives", [1, 3])
 def test_a_transfer_that_divides_by_the_mass_continues_after_a_kill(lives):
-    """A member whose mass is transferred has an empty state, so it must not divide by its mass or transfer it
-    again.
-    """
+    """A member that has transferred its mass must not divide by it or transfer it again."""
     program = Repeat(Exchange(lambda state, ctx: state, after, conserved=True), 30, name="descent")
     hall = Hall(CLIENTS, patience=20.0)
     store = Kept()
@@ -255,9 +249,7 @@ def test_a_transfer_that_divides_by_the_mass_continues_after_a_kill(lives):
 
 
 def test_who_is_far_behind_is_waited_for_as_long_as_it_gets_on(monkeypatch):
-    """A member one stage behind counts as alive while it makes progress, even if it needs longer than `patience` in
-    all.
-    """
+    """A member one stage behind counts as alive while it makes progress, even beyond `patience` in total."""
     hall, now = Hall(2, patience=10.0), [0.0]
     monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
     messenger = Messenger(0, Seat(hall, 0), True, PeerState(0), 3)

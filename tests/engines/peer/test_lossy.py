@@ -1,6 +1,4 @@
-"""Push-sum over Zenoh on links that lose, double, delay and reorder messages is exact once all messages are
-taken in.
-"""
+"""Push-sum over Zenoh is exact despite lost, doubled, late and reordered messages, once all have arrived."""
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,4 @@
-"""After a member is removed, enclosing averages restart with the stage, records are not repeated, and stages do not
-mix.
-"""
+"""After a removal, enclosing averages restart with the stage, records are not repeated, stages do not mix."""
 
 import threading
 import time
@@ -35,9 +33,7 @@ def start(client):
 
 
 def vanishing(hall, blocks):
-    """Return hooks by which client 2 dies for good in its third pass, while 0 and 1 wait at a message of the given
-    size.
-    """
+    """Return hooks: client 2 dies for good in its third pass, and 0 and 1 wait at a message of given size."""
 
     def hook(client):
         passed = {INNER: 0, OUTER: 0}
@@ -155,9 +151,7 @@ def test_who_leaves_when_the_others_have_gone_on_changes_nothing_for_them():
 
 
 def test_two_who_leave_in_different_stages_do_not_wait_for_each_other():
-    """Client 0 leaves in the second stage, which client 1 never reaches; client 2 holds what both brought to that
-    stage.
-    """
+    """Client 0 leaves in the second stage, which client 1 never reaches; client 2 holds what both brought."""
     hall, handed_over, peers = Hall(CLIENTS, patience=15.0), threading.Event(), {}
 
     def look(peer, client, name, done):

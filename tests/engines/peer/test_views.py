@@ -96,9 +96,7 @@ class Killed(Mortal):
 
 
 def leavers(program, start_of, at, faults, dies_at=None):
-    """Run `program` on all clients, ask client 2 to leave at (loop, iteration), and return what the others hold at the
-    end.
-    """
+    """Run `program`, ask client 2 to leave at (loop, iteration), and return what the others hold at the end."""
     places = Places(CLIENTS)
     network = hp.networks.RandomDirected(CLIENTS, probability=(0.4, 0.8))
 

@@ -18,9 +18,7 @@ FAULTS = Faults(loss=0.3, duplicate=0.1, delay=3)
 
 
 def run(hub, peer) -> list[Any]:
-    """Run `peer(client, transport)` for every client in a separate thread, as an engine does, and return the
-    results.
-    """
+    """Run `peer(client, transport)` for every client in a separate thread, and return the results."""
 
     def guarded(client):
         try:

@@ -1,6 +1,4 @@
-"""Identity of peers: replays, second processes and mismatched newcomers are refused, and only they end, with
-a reason.
-"""
+"""Identity of peers: replays, second processes and mismatched newcomers are refused with a reason."""
 
 import copy
 import threading

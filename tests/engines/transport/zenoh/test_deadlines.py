@@ -96,9 +96,7 @@ def test_what_is_not_exactly_a_heartbeat_is_rejected():
 
 
 def run(clients, rounds, faults, most=5.0, sleep=None):
-    """Run empty rounds over Zenoh; return per peer its time, messages received in their round, longest lead and
-    deadlines.
-    """
+    """Run empty rounds over Zenoh; return per peer its time, timely messages, longest lead and deadlines."""
     places, reached = Places(clients), {}
 
     def party(client):

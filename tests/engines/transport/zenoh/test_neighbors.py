@@ -120,9 +120,7 @@ def test_with_its_certificate_a_members_messages_end_though_its_link_may_not():
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_next_call_of_a_party_that_is_done_does_not_hear_this_one(resumed):
-    """A party calls one program repeatedly: messages of the next call must not be answered with those of the
-    last one.
-    """
+    """A party calls one program again: messages of the next call must not get answers of the last one."""
     made = membership()
     other = agree(made)
     done(made)

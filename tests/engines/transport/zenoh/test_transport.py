@@ -167,9 +167,7 @@ def test_at_its_own_pace_nobody_waits_for_the_dead_and_who_vanishes_is_closed_ou
 
 
 def test_who_is_done_and_gone_is_closed_out_only_by_those_who_are_not_done(places):
-    """If the others are not done, the vanished party cannot have ended and was killed; if they are, it may
-    have ended.
-    """
+    """While the others are not done, a vanished party was killed; once they are done, it may have ended."""
     options = {"mode": "asynchronous", "close_after": 0.5}
     for finished, closed in ((False, {1}), (True, set())):
         at = places()
