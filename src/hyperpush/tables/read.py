@@ -96,7 +96,8 @@ class Tables:
 
         The key decides the split, in which all data sets have about equal class shares. Means and deviations of the
         training rows are averaged over the network; no rows are pooled. The task's hypers are the logarithms of the L2
-        rates.
+        rates. Columns that are constant in the training rows are left out; a Python warning names those that vary
+        elsewhere.
 
         Args:
             network: The links among the parties, one client per party.
