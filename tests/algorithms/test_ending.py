@@ -8,6 +8,7 @@ from sampled import sampled
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
+from hyperpush.tasks.quadratic import quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
 CLIENTS = 4
@@ -115,3 +116,25 @@ def test_growth_is_noticed_and_a_divergence_keeps_its_history(made):
     np.testing.assert_array_equal(history.steps[:2], [0, 15])
     trained = hp.train(made.task, hp.SGP(60, 5.0), RING, key=0)
     assert (trained.status.converged, trained.status.reason) == (False, "growing")
+
+
+def nested(kind):
+    return kind(hp.SGP(200, 0.5), hp.TrackedHGP(40), hp.optimizer("sgd", learning_rate=0.1), 2)
+
+
+@pytest.mark.parametrize(
+    ("verb", "method"),
+    [
+        (hp.train, hp.SGP(600, 0.5)),
+        pytest.param(hp.solve, nested(hp.PDBO), marks=pytest.mark.long),
+        pytest.param(hp.solve, nested(hp.CDBO), marks=pytest.mark.long),
+    ],
+    ids=["SGP", "PDBO", "CDBO"],
+)
+def test_growth_on_a_directed_ring_that_loses_messages_is_noticed(verb, method):
+    """A client that hears nothing for long has hardly any mass, so its step along z/ω is far too long."""
+    made = quadratic(10, 0, common=isinstance(method, hp.CDBO))
+    engine = hp.Simulate(faults=hp.Faults(loss=0.3))
+    found = verb(made, method, hp.networks.DirectedRing(10), key=0, engine=engine)
+    assert 1e6 < np.abs(found.params).max() < np.inf
+    assert (found.status.converged, found.status.reason) == (False, "growing")

@@ -72,7 +72,7 @@ def test_hypers_of_ones_own_reach_their_optimum():
     for step in (0, 1, 60):
         expected = mean_outer_cost(np.asarray(history.hypers[step]), first, second)
         assert np.asarray(history.cost)[step].mean() == pytest.approx(expected, rel=1e-7)
-    # 80 rounds of (4 params, mass), then in every outer step as many for the hypergradient and again for the params.
+    # 80 rounds send 4 params and the mass; every outer step adds 80 rounds each for the hypergradient and the params.
     rounds = 80 + 160 * np.arange(61)
     np.testing.assert_array_equal(history.rounds, rounds)
     np.testing.assert_array_equal(history.floats, 5 * rounds)

@@ -1,5 +1,6 @@
 """`Automatic` chooses the documented estimator for each network, and its result names the choice."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,13 +46,29 @@ def test_what_it_takes_runs_where_messages_get_lost(engine, options, private):
             hp.PDBO(hp.SGP(1, 0.1), hp.TreeCG(), hp.optimizer("sgd", learning_rate=0.1), steps=1).bind(NETWORK, engine)
 
 
-def test_where_nobody_can_vote_the_error_is_judged_at_the_end():
-    for kind, converged in (("like", True), ("ill-conditioned", False)):
-        problem = system(kind)
-        found = hp.hypergradient(problem.task, hp.TrackedHGP(200), NETWORK, key=0, engine=hp.Simulate(faults=LOSSY))
-        assert (found.status.converged, found.status.reason) == (converged, "tolerance" if converged else "limit")
-        assert problem.error(found.value) < (np.inf if found.status.error is None else found.status.error)
-        assert not converged or found.status.error is not None
+@pytest.mark.parametrize(("kind", "converged"), [("like", True), ("ill-conditioned", False)])
+def test_where_nobody_can_vote_the_error_is_judged_at_the_end(kind, converged):
+    """In float64: the 1e-5 of the default are far above rounding, so the verdict does not depend on the last bits."""
+    with jax.enable_x64(True):
+        found, error = without_votes(kind)
+    assert (found.status.converged, found.status.reason) == (converged, "tolerance" if converged else "limit")
+    assert error < (np.inf if found.status.error is None else found.status.error)
+    assert not converged or found.status.error is not None
+
+
+def test_where_nobody_can_vote_the_judged_error_holds_in_float32():
+    """Rounding alone decides here whether the estimate is small enough; it must not be below the true error."""
+    found, error = without_votes("like")
+    assert error < 1e-4  # what float32 can promise
+    assert found.status.error is not None
+    assert error < found.status.error
+
+
+def without_votes(kind):
+    """Return a hypergradient from lossy links, and its true error."""
+    problem = system(kind)
+    found = hp.hypergradient(problem.task, hp.TrackedHGP(200), NETWORK, key=0, engine=hp.Simulate(faults=LOSSY))
+    return found, problem.error(found.value)
 
 
 def test_results_carry_the_choice():

@@ -162,7 +162,7 @@ def test_noise_is_refused():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("least", [1e-2, 1e-6, 1e-12])
 def test_the_smallest_ritz_value_is_that_of_the_tridiagonal_matrix(least):
-    """Compare with conjugate gradients in NumPy, whose tridiagonal T gives its eigenvalues in extended precision."""
+    """Run conjugate gradients in NumPy, and compare with the eigenvalues of T in extended precision."""
     random, d = np.random.default_rng(0), 8
     basis, _ = np.linalg.qr(random.normal(size=(d, d)))
     matrix, found = (basis * np.geomspace(least, 1, d)) @ basis.T, Tridiagonal.start(20, jnp.zeros(()).dtype)

@@ -1,4 +1,4 @@
-"""Where the search for wrong labels looks, and how many of them it finds."""
+"""The places where wrong labels are searched, and the number found."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Dense classifiers against NumPy."""
+"""Dense classifiers compared with NumPy."""
 
 from itertools import pairwise
 

@@ -25,7 +25,8 @@ class CDBOLocal(CDBO):
     hypergradients is zero.
 
     Args:
-        inner: An inner solver without messages: `hp.LocalSGD(…)`. By default 1,000 steps of a size that it finds.
+        inner: An inner solver without messages: `hp.LocalSGD(…)`. The default takes 1,000 steps and determines their
+            size.
         hypergradient: `hp.hypergradients.LocalGradient(…)`.
         outer: Optimizer of the hyper, as in `PDBO`.
         steps: Steps of the hyper, 0 or more. With 0 only the inner problems are solved.

@@ -30,8 +30,8 @@ class Step(eqx.Module):
     """A client's own Newton step δ_i = H_i⁻¹ g_i."""
 
     length: Float[Array, " d"]
-    lacks: Float[Array, ""]  # about the largest missing part of it
-    flat: Bool[Array, ""]  # True if it meets a direction without curvature, or a probe one of negative curvature
+    lacks: Float[Array, ""]  # estimated norm of the largest missing part of the step
+    flat: Bool[Array, ""]  # True if a direction lacks positive curvature, or if a probe meets negative curvature
 
 
 class _State(eqx.Module):
@@ -51,7 +51,8 @@ class _State(eqx.Module):
 def own_step(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context, probed: bool = False) -> Step:
     """Return the Newton step of the client's own inner cost, by conjugate gradients.
 
-    With `probed`, a random right-hand side looks for weak directions in which the gradient has no part.
+    With `probed`, a random right-hand side also looks for negative curvature, and for directions of small curvature
+    that the gradient does not contain.
     """
     batch = full_batch(ctx.data.train)
     gradient = ravel_pytree(problem.inner_gradient(params, hyper, batch))[0]
@@ -69,7 +70,7 @@ def own_step(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context, prob
 
 
 def _bends_down(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree, system: System) -> Bool[Array, ""]:
-    """True if a system ended at a direction of negative curvature. A flat one is no sign of a saddle."""
+    """Return True if a system ended at a direction of negative, not zero, curvature, which shows a saddle point."""
     direction, back = system.direction, ravel_pytree(params)[1]
     image = ravel_pytree(problem.hessian_product(params, hyper, batch, back(direction)))[0]
     return system.flat & (direction @ image < -system.floor * (direction @ direction))

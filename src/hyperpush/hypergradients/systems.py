@@ -83,8 +83,8 @@ def scale_of(
 ) -> Float[Array, ""]:
     """Return the norm of v_i = direct − B_i q, to which its error is relative; `jacobian_norm` is ‖B_i‖.
 
-    Return at least this share of the size of the two terms. None: √ε, with rounding unit ε, so that a result whose
-    terms cancel in more than half of the digits has an error relative to the terms.
+    The result is at least `share` times the size of the two terms. None takes √ε, with rounding unit ε. Then the error
+    is relative to the terms if these cancel in more than half of the digits.
     """
     least = jnp.sqrt(jnp.finfo(q.dtype).eps) if share is None else share
     return jnp.maximum(norm(value), least * (norm(direct) + jacobian_norm * norm(q)))

@@ -112,7 +112,8 @@ class TrackedHGP(HypergradientEstimator):
             and measures no error.
         acceleration: Number of changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
         votes: True if clients vote on ending. False takes all `steps` and estimates the error at the end. On lossy
-            links votes are impossible, and False is used.
+            links votes are impossible, and False is used. Estimates near rounding fluctuate there, so in float32 a
+            right result may be flagged.
         products: `"exact"`, by automatic differentiation, or `"difference"`, by central differences of inner gradients,
             for costs without second derivatives. A difference costs two gradients; its relative error is about 1e-5
             in float32 and 1e-10 in float64. Refused on private tasks.
@@ -210,10 +211,11 @@ class TrackedHGP(HypergradientEstimator):
         return Scope(Sequence(prepare, steps), start, finish)
 
     def _private_steps(self, stay: Node, descend: Node, mix: Node, judge: Node) -> Node:
-        """Return all steps. The first does not move, so it needs no product.
+        """Return the steps on a private task; the first step leaves q unchanged, so it needs no product.
 
-        On lossy links, where clients do not vote, its pushes must be those of the loop: a push repairs what the same
-        push has lost before. The last pushes stand alone. What these lose changes no z/ω once clients agree.
+        On lossy links clients do not vote. There the first step must use the pushes of the loop, because a push
+        delivers what the same push lost in an earlier iteration. The pushes after the last step are separate. What they
+        lose does not change z/ω once clients agree.
         """
         if self.votes:
             return Sequence(stay, mix, self._repeat_steps(Sequence(descend, mix), self.steps - 1, judge))

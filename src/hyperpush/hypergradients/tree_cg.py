@@ -76,11 +76,11 @@ class TreeCG(SystemSolver):
 
         max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
 
-    plus the rounding of the two terms of v_i, which matters where they cancel. The method ends when this is below the
-    tolerance, or below twice the tolerance for a recomputed residual. Otherwise the status gives the reason: the limit
-    of steps, a singular or indefinite Hessian (`"ill-posed"`), or rounding, at a large condition number or of terms
-    that cancel (`"inaccurate"`). Within an algorithm v_i may vanish at the end. So if the terms cancel beyond half of
-    the digits there, the error is relative to them.
+    plus the rounding of the two terms of v_i, which matters if they cancel. The method ends when this bound is below
+    the tolerance, or below twice the tolerance for a recomputed residual. Otherwise the status gives the reason: the
+    limit of steps, a singular or indefinite Hessian (`"ill-posed"`), or rounding (`"inaccurate"`). Rounding prevents
+    the tolerance at a large condition number, or if the terms cancel. Within an algorithm v_i may vanish at the end.
+    So if the terms cancel beyond half of the digits there, the error is relative to the terms.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
     mini-batches, on private tasks, and among members that distrust each other. A parent in the tree sees its children's
@@ -217,7 +217,7 @@ class TreeCG(SystemSolver):
         return Sequence(Local(begin), rest)
 
     def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"], last: int) -> Node:
-        """Return the stages from `first` to `last`: an estimate or a probe, then a judgment of its params."""
+        """Return the node of the stages from `first` to `last`: an estimate or a probe, then the params' judgment."""
         stage, count = self._stage(problem, body, first), last - first + 1
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
         if not self.common or last != SECOND:
@@ -352,7 +352,7 @@ class TreeCG(SystemSolver):
         size, first = norm(residual), state.begin == 0
         exact = size == 0
         error = relative_error(state, jnp.where(exact, 0, size + floor), state.smallest)
-        error = jnp.where(exact & (first | (not state.alone)), 0, error)  # a solution of 0 has one term only
+        error = jnp.where(exact & (first | (not state.alone)), 0, error)  # if x = 0, v_i has one term only
         solved = (~first | exact) & (error <= 2 * self._tolerance(residual))
         waits = solved & self._awaits_probe(state)
         hopeless = ~first & ((size > LITTLE_PROGRESS * state.begin) | (size <= 3 * floor))

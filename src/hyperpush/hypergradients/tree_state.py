@@ -92,8 +92,8 @@ class TreeState(eqx.Module):
     skip: Float[Array, ""]  # distance from solved below which params need no second estimate
     judged: Judged | None
     common: bool = eqx.field(static=True)  # True if hypers are common; their mean hypergradient is compared
-    alone: bool = eqx.field(static=True)  # True outside of an algorithm, whose v may vanish at its end
-    measures: bool = eqx.field(static=True, default=False)  # True if only the distance from solved is asked for
+    alone: bool = eqx.field(static=True)  # True outside of an algorithm; inside, v may vanish at the end
+    measures: bool = eqx.field(static=True, default=False)  # True: only measures how far params are from solved
 
     @property
     def vector(self) -> Float[Array, " d"]:

@@ -113,7 +113,7 @@ class InnerSolver(Method):
 class GradientSolver(InnerSolver):
     """The base class of inner solvers in which each client descends along its own gradient."""
 
-    can_find_step: ClassVar[bool] = False  # True if it finds a step size where neither that nor an optimizer is given
+    can_find_step: ClassVar[bool] = False  # True if the solver can determine its step size
 
     steps: Whole = eqx.field(static=True)
     step_size: StepSize | None = eqx.field(converter=as_number, default=None)
@@ -125,7 +125,7 @@ class GradientSolver(InnerSolver):
 
     @property
     def finds_step(self) -> bool:
-        """True if it finds its own step size."""
+        """True if the solver determines its step size, because neither a step size nor an optimizer is given."""
         return self.can_find_step and self.step_size is None and self.optimizer is None
 
     @property
@@ -134,12 +134,12 @@ class GradientSolver(InnerSolver):
 
     @property
     def transformation(self) -> optax.GradientTransformation:
-        """Plain SGD with `step_size`, or the optimizer. A step size that is found is the memory of plain SGD."""
+        """Optax transformation: plain SGD with `step_size`, or `optimizer`; a determined step size is SGD's memory."""
         return _sgd_of_memory() if self.finds_step else build(self.step_size, self.optimizer)
 
 
 def _sgd_of_memory() -> optax.GradientTransformation:
-    """Return plain SGD whose state is its step size, 0 at first."""
+    """Return plain SGD whose memory is the step size; it is 0 until the solver sets it."""
 
     def init(params: PyTree) -> Float[Array, ""]:
         return jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))

@@ -30,8 +30,8 @@ class LocalSGD(GradientSolver):
 
     Args:
         steps: Gradient steps; 0 returns the params as they are.
-        step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the client's Hessian. None,
-            without an `optimizer`, takes 1 / λ_max at the start, found by ten products.
+        step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the client's Hessian. None
+            without an `optimizer` takes 1 / λ_max at the start, which costs ten products.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
 
@@ -80,7 +80,7 @@ class LocalSGD(GradientSolver):
 
 
 def _safe_step(problem: Problem, state: Learner, ctx: Context) -> Float[Array, ""]:
-    """Return the inverse of the largest curvature of the client's own cost; of its bound on a private task."""
+    """Return 1 / the largest curvature of the client's own cost, or 1 / its bound on a private task."""
     vector, back = ravel_pytree(state.params)
     examples = full_batch(ctx.data.train)
 

@@ -48,7 +48,7 @@ def test_a_bug_is_not_taken_for_a_number_of_examples():
 
 
 def test_a_party_whose_code_cannot_be_compared_runs_other_code_than_one_whose_can():
-    """Whether code can be compared depends on the code alone."""
+    """The result follows from the code alone: it either can or cannot be compared."""
     here, there = (Card(bytes(32), code, "0.9") for code in (b"0123456789abcdef", NOT_COMPARED))
     found = difference("bob", there, "alice", here)
     assert found is not None
