@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -126,5 +127,14 @@ def write_if_new(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+def quiet_kernels() -> None:
+    """Tutorials run with settings of their own: else each kernel warns that its sockets are not encrypted."""
+    profile = HERE / "_build" / "ipython" / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    write_if_new(profile / "ipython_kernel_config.py", 'c.IPKernelApp.log_level = "ERROR"\n')
+    os.environ["IPYTHONDIR"] = str(profile.parent)
+
+
+quiet_kernels()
 write_reference()
 write_if_new(HERE / "results" / "papers.md", papers.page())

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 from hyperpush.base.config import Config, option
 from hyperpush.base.errors import Diverged
+from hyperpush.base.figures import Curve, error_curves, panels
 from hyperpush.base.limits import NONEMPTY, PositiveFloat, whole
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import Curve, error_curves, panels
 
 
 class Network(Config):

@@ -264,11 +264,13 @@ def test_small_parties_take_no_part_and_are_named():
 def test_warnings_say_shares_and_constants():
     draw = np.random.default_rng(0)
     noise = {n: (draw.normal(size=(40, 6)), draw.random(40) < share) for n, share in (("a", 0.1), ("b", 1.0))}
+    noise["a"][0][:, 5], noise["b"][0][:, 5] = np.arange(40) == 7, 0  # varies by one record: constant without its fold
     found = hp.audit(hp.tables.read(noise, label="y"), folds=FOLDS, l2=1e-4)
     said = " ".join(found.warnings)
     assert "Label shares differ: class 1 makes up" in said
     assert "A constant answer beats the model at a" in said
     assert "has few records" in said
+    assert "Constant in the training records of a fold and therefore left out there: x5." in said
     assert found.named == ()  # with two parties, no party is named
     assert found.status.converged  # b has only one class, but still gets a local model
 

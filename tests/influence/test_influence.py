@@ -261,6 +261,14 @@ def test_scores_of_single_validation_examples_are_the_closed_form(personal):
     for one, other in zip(found.examples, together.examples, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-10)
     np.testing.assert_allclose(found.totals, together.totals, rtol=1e-7)
+    shown = next(panel for panel in found.panels() if "single validation losses" in panel.title).numbers["rows"]
+    assert len(shown) == 6
+    assert [abs(row[4]) for row in shown] == sorted((abs(row[4]) for row in shown), reverse=True)
+    for asked, example, client, record, change in shown:
+        row = found.validation.index((task.names.index(asked), example))
+        own = [changes[row] for changes in found.by_validation]
+        assert change == own[task.names.index(client)][record]
+        assert abs(change) == max(np.abs(each).max() for each in own)
     # One estimate solves seven right-hand sides: its vectors are longer, but it takes hardly more rounds.
     assert found.costs.rounds <= 2 * together.costs.rounds
 

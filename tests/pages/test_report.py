@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
+from hyperpush.base import panels
 from hyperpush.cli.app import main
 from hyperpush.pages.report import as_table, cell, check_path
-from hyperpush.verbs import panels
 
 PIXEL = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
 

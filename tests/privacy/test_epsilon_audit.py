@@ -1,12 +1,12 @@
 import jax
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.schedules import Power
 from hyperpush.privacy.accountant import Accountant
-from hyperpush.privacy.epsilon_audit import audit_epsilon, clopper_pearson
+from hyperpush.privacy.epsilon_audit import Audit, audit_epsilon, clopper_pearson
 from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
 
@@ -119,3 +119,14 @@ def test_runs_that_cannot_be_judged_are_refused(arguments, options, message):
 def test_runs_in_pieces_are_the_same():
     whole, pieces = (audit_epsilon(release(1, 1.0), release(0, 1.0), 1000, chunk=chunk) for chunk in (None, 300))
     assert whole == pieces
+
+
+def test_panels_say_the_bound_and_show_the_rates_with_their_intervals():
+    words, rates = Audit(1.25, 0.9, 2000, "score ≥ 2", (0.4, 0.1)).panels()
+    assert "ε is at least 1.25, with probability 90 %." in words.numbers["sentences"][0]
+    assert rates.numbers["series"][""] == [0.4, 0.1]
+    assert "score ≥ 2. 1,000 runs per data set" in rates.note
+    for place, count in enumerate((400, 100)):
+        exact = binomtest(count, 1000).proportion_ci(0.9, "exact")
+        ends = [rates.numbers[side][""][place] for side in ("low", "high")]
+        np.testing.assert_allclose(ends, [exact.low, exact.high], rtol=1e-9)

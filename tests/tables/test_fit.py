@@ -112,6 +112,27 @@ def test_the_task_is_scaled_and_keeps_its_scaling():
     np.testing.assert_array_equal(np.asarray(parties_alike)[:, 0], 1)
 
 
+def test_columns_that_are_constant_in_the_training_rows_alone_are_named():
+    given = parties(2)
+    held = split_rows(hp.tables.read(given, label="y"), (0.6, 0.2, 0.2), 4)[0]["test"][0]
+    for name, (rows, labels) in given.items():
+        given[name] = np.c_[rows, np.zeros(len(rows)), np.ones(len(rows))], labels
+    given["p0"][0][held, 4] = 1.0
+    tables = hp.tables.read(given, label="y")
+    assert tables.warnings[0] == "Constant and therefore left out: x5."
+    with pytest.warns(UserWarning, match=r"^Constant in the training rows and therefore left out: x4\.$"):
+        task = tables.task(hp.networks.Ring(3), key=4)
+    assert task.params.shape == (3, 1, 5)
+
+
+def test_panels_show_the_coefficients_by_feature():
+    with jax.enable_x64(True):
+        model = hp.tables.fit(hp.tables.read(parties(2), label="y"), l2=L2)
+    shown = model.panels()[-1].numbers
+    assert shown["labels"] == ["x0", "x1", "x2", "x3", "intercept"]
+    np.testing.assert_array_equal(shown["series"][""], model.params[0])
+
+
 def test_splits_have_equal_shares_of_each_class():
     labels = np.repeat([0, 1], [80, 20])
     dealt = deal(labels, (0.6, 0.2, 0.2), np.random.default_rng(0))

@@ -1,5 +1,6 @@
 """Panels of results contain the results' numbers, and their figures can be drawn."""
 
+import inspect
 import io
 import json
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from rich.console import Console
 
 import hyperpush as hp
-from hyperpush.verbs import panels
-from hyperpush.verbs.figures import draw, draw_panel, svg
-from hyperpush.verbs.figures import panels as axes_of
+from hyperpush.base import panels
+from hyperpush.base.figures import draw, draw_panel, svg
+from hyperpush.base.figures import panels as axes_of
 from hyperpush.verbs.result_panels import leaf_panel, network_panel, status_words
 
 NAMES = ["A", "B", "C"]
@@ -155,6 +156,18 @@ def test_results_that_are_not_of_one_run_have_panels():
     assert scores["marks"].count("best") == 1
     mean = hp.average(jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]]), network, key=0)
     np.testing.assert_allclose(mean.panels()[2].numbers["values"], [[3.0, 5.0]])
+
+
+def test_every_public_class_with_a_status_has_panels():
+    spaces = [hp, *(getattr(hp, name) for name in dir(hp) if inspect.ismodule(getattr(hp, name)))]
+    offered = [getattr(space, name) for space in spaces if space is not hp.extend for name in dir(space)]
+    results = {each for each in offered if inspect.isclass(each) and "status" in fields_of(each)}
+    assert {hp.Training, hp.Mean, hp.AuditResult, hp.tables.LinearModel, hp.influence.Effects} <= results
+    assert [each.__name__ for each in results if not callable(getattr(each, "panels", None))] == []
+
+
+def fields_of(kind) -> set[str]:
+    return {name for each in kind.__mro__ for name in getattr(each, "__annotations__", {})}
 
 
 def test_a_bar_shows_steps_and_cost_on_a_terminal_and_nothing_elsewhere():

@@ -12,12 +12,12 @@ from numpy.random import Generator
 
 import hyperpush as hp
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.figures import error_curves, panels
 from hyperpush.big_fed.strangers import check_strangers
 from hyperpush.data.batches import Data
 from hyperpush.inner.base import InnerState, Learner
 from hyperpush.programs import Context
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import error_curves, panels
 from hyperpush_papers.big_fed import tuning
 from hyperpush_papers.big_fed.config import BigFed
 from hyperpush_papers.big_fed.fesem import FeSEM

@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, PyTree
 import hyperpush as hp
 from hyperpush.algorithms.base import LOOP
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.figures import Curve
 from hyperpush.big_fed.bilinear import loss, mean_square, model, represent
 from hyperpush.data.batches import Data
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.networks import Network
 from hyperpush.programs import Context, Node
 from hyperpush.task.problem import JointCost, ModelLoss, Problem
-from hyperpush.verbs.figures import Curve
 from hyperpush_papers.big_fed.config import Tuned
 
 SETS = ("train", "validation", "test")

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hyperpush.base.figures import Curve, error_curves, panels
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import Curve, error_curves, panels
 
 
 def draw_errors(

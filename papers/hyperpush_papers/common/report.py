@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hyperpush.base.figures import panels
 from hyperpush.networks import Network
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import panels
 from hyperpush_papers.common.comparison import Benchmark, Compared, Row
 from hyperpush_papers.common.config import Comparison
 from hyperpush_papers.common.private_runs import run_privately

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import hyperpush as hp
+from hyperpush.base.figures import Curve, error_curves, panels
 from hyperpush.hypergradients import oracles
 from hyperpush.networks import Network
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import Curve, error_curves, panels
 from hyperpush_papers.common.estimates import current_value
 from hyperpush_papers.error_study.config import ErrorStudy
 

@@ -14,12 +14,12 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 import hyperpush as hp
 from hyperpush import influence
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.figures import panels
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence import Effects, Influence, Weights
 from hyperpush.networks import Network
 from hyperpush.runs.run import StudyRun
 from hyperpush.task.task import Task
-from hyperpush.verbs.figures import panels
 from hyperpush_papers.common.data.partition import dirichlet, split, stack
 from hyperpush_papers.common.data.sources import Dataset, available, load
 from hyperpush_papers.common.models.cnn import CNN, INFLUENCE

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from hyperpush.base.figures import panels
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import panels
 from hyperpush_papers.common.figures import draw_matrix
 from hyperpush_papers.personalize.scenarios import Scenario
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 import hyperpush as hp
 from hyperpush.algorithms.base import LOOP, BilevelState
 from hyperpush.algorithms.ldp_dsbo import LDPDSBO
+from hyperpush.base.figures import Curve, error_curves, panels
 from hyperpush.data.batches import Data
 from hyperpush.engines.simulate import evaluate
 from hyperpush.networks import Network, matrix
@@ -21,7 +22,6 @@ from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.programs import Exchange, Inbox, Repeat, Scope, program_of
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import Curve, error_curves, panels
 from hyperpush_papers.private.config import Case, Private
 from hyperpush_papers.private.streams import SIZE, Stream, constants_of, errors, problem_of, samples, slope, stream
 

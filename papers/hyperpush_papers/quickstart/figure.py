@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from hyperpush.base.figures import STYLE
 from hyperpush.influence import Influence
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import STYLE
 from hyperpush_papers.quickstart.parties import KINDS, Parties
 from hyperpush_papers.quickstart.report import WON, Row
 

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.figures import error_curves, panels
 from hyperpush.big_fed.bilinear import coefficients
 from hyperpush.runs.run import StudyRun
-from hyperpush.verbs.figures import error_curves, panels
 from hyperpush_papers.big_fed import tuning
 from hyperpush_papers.common.data.traffic import DAY, traffic
 from hyperpush_papers.traffic.config import TrafficConfig

@@ -10,10 +10,10 @@ from scipy.stats import mannwhitneyu
 
 import hyperpush as hp
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.figures import panels
 from hyperpush.hypergradients import oracles
 from hyperpush.runs.run import StudyRun
 from hyperpush.tasks.cleaning import Labeled, accuracy, cleaning, corrupt_labels, unit_rows
-from hyperpush.verbs.figures import panels
 from hyperpush_papers.common.comparison import Benchmark, benchmark_of, compare, method_names
 from hyperpush_papers.common.data.sources import available, load
 from hyperpush_papers.common.report import report

@@ -12,11 +12,11 @@ from jaxtyping import Array
 
 import hyperpush as hp
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.figures import Curve, error_curves, panels
 from hyperpush.hypergradients import oracles
 from hyperpush.networks import Network
 from hyperpush.runs.run import StudyRun
 from hyperpush.tasks.logistic import l2, losses
-from hyperpush.verbs.figures import Curve, error_curves, panels
 from hyperpush_papers.common.data.sources import available, load
 from hyperpush_papers.common.estimates import records
 from hyperpush_papers.vr_hgp.config import VRStudy

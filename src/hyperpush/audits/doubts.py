@@ -1,4 +1,4 @@
-"""Find an audit's warnings: few records of a class, different label shares, poor models, unsolved trainings."""
+"""Find an audit's warnings: rare classes, constant columns, different label shares, poor models, unsolved trainings."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import numpy as np
 from hyperpush.audits.rounds import AuditRounds
 from hyperpush.base.status import Status
 from hyperpush.tables.read import Tables
+from hyperpush.tables.scaling import constant_features
 
 FEW = 10  # records of a class below which a party's losses on it are unreliable
 APART = 0.2  # difference between parties' label shares from which a warning is given
@@ -23,6 +24,8 @@ def find_doubts(tables: Tables, rounds: AuditRounds, together: Sequence[float], 
     """
     parties = rounds.parties
     said = [*_classes(tables, parties)] if tables.schema.classes else []
+    if names := _constant_in_training(tables, rounds):
+        said.append(f"Constant in the training records of a fold and therefore left out there: {', '.join(names)}.")
     for place, party in enumerate(parties):
         folds = np.asarray(rounds.records.fold[party])[: tables.counts[party]]
         constant = constant_loss(tables, party, folds)
@@ -52,6 +55,15 @@ def constant_loss(tables: Tables, party: int, folds: np.ndarray) -> float:
         shares = (np.bincount(rest, minlength=size) + 1) / (len(rest) + size)
         losses[held] = -np.log(shares[labels[held]])
     return float(losses.mean())
+
+
+def _constant_in_training(tables: Tables, rounds: AuditRounds) -> list[str]:
+    """Return features that vary over all records, but not in the training records of some fold."""
+    own = np.concatenate([tables.inputs[party] for party in rounds.parties])
+    fold = np.concatenate([np.asarray(rounds.records.fold[party])[: tables.counts[party]] for party in rounds.parties])
+    some = np.any([constant_features(own[fold != held]) for held in range(rounds.folds)], axis=0)
+    never = constant_features(np.concatenate(tables.inputs))
+    return [name for name, left in zip(tables.schema.features, some & ~never, strict=True) if left]
 
 
 def _classes(tables: Tables, parties: Sequence[int]) -> list[str]:

@@ -10,11 +10,11 @@ from hyperpush.audits import shown
 from hyperpush.audits.verdicts import Verdict
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.files import write_atomically
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.base.status import Status
 from hyperpush.base.version import __version__
 from hyperpush.networks import Network
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.panels import Panel, Pictured
 
 FORMAT = 1  # format version of the JSON file
 ROWS = ("join", "without", "cells", "named", "records")

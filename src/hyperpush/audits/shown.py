@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyperpush.verbs import panels, result_panels
-from hyperpush.verbs.panels import Panel
+from hyperpush.base import panels
+from hyperpush.base.panels import Panel
+from hyperpush.verbs import result_panels
 
 if TYPE_CHECKING:
     from hyperpush.audits.result import AuditResult

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
+from hyperpush.base import panels
+from hyperpush.base.panels import Panel
 from hyperpush.base.status import AROUND, Status
 from hyperpush.influence.weights import Weights
 from hyperpush.task.task import Task
-from hyperpush.verbs import panels
-from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Result
 
 LARGE = 0.1  # share of the weight above which a party's curvature changes the mean Hessian too much for first order

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
+from hyperpush.base import panels
 from hyperpush.base.checks import check_integer, no_type_check
 from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.panels import Panel
 from hyperpush.base.status import Status
 from hyperpush.data.batches import count, full_batch
 from hyperpush.data.sets import example_counts
@@ -26,11 +28,9 @@ from hyperpush.influence.weights import Place, Weights, with_weights, without
 from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.networks import Network
 from hyperpush.task.task import Task
-from hyperpush.verbs import panels
 from hyperpush.verbs.checks import check_task
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hypergradient import hypergradient
-from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Estimate, Result
 
 WORST = 10  # records in a panel
@@ -164,7 +164,25 @@ class Influence(Result):
             *([panels.text("Warnings", *self.warnings, tone="bad")] if self.warnings else []),
             *([] if self.parties is None else self.parties.own_panels()),
             panels.table("Records that hurt most", ("client", "record", "change if removed"), rows, note=note),
+            *([self._validation_panel()] if self.validation else []),
         ]
+
+    def _validation_panel(self) -> Panel:
+        """Return a table with the record that changes each requested validation loss most, largest changes first."""
+        changes = np.concatenate(self.by_validation, axis=1)
+        sizes = map(len, self.examples)
+        places = [(client, number) for client, size in zip(self._numbers, sizes, strict=True) for number in range(size)]
+        most, names = np.argmax(np.abs(changes), axis=1), self.task.names
+        found = np.take_along_axis(changes, most[:, None], axis=1)[:, 0]
+        rows = []
+        for row in np.argsort(-np.abs(found), kind="stable")[:WORST]:
+            (asked, example), (client, record) = self.validation[row], places[most[row]]
+            rows.append([names[asked], example, names[client], record, found[row]])
+        columns = ("validation client", "validation example", "client", "record", "change if removed")
+        note = "The change of the loss of the validation example alone; below 0 the record hurts it."
+        more = len(self.validation) - len(rows)
+        note += f" {more} more examples with smaller changes are not shown." if more else ""
+        return panels.table("Records that change single validation losses most", columns, rows, note=note)
 
 
 @no_type_check

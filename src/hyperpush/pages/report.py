@@ -10,8 +10,8 @@ from typing import Any
 from hyperpush.base.checks import require
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.files import write_together
+from hyperpush.base.panels import DRAWN, EXTRA, Panel, drawing
 from hyperpush.base.version import __version__
-from hyperpush.verbs.panels import DRAWN, EXTRA, Panel, drawing
 
 FORMAT = 1  # format version of the JSON file
 TEMPLATE = Path(__file__).with_name("page.html.j2")

@@ -9,8 +9,10 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 from scipy.stats import beta
 
+from hyperpush.base import panels
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.privacy import ASSUMPTION
 
 Runs = Callable[[Key[Array, " n"]], Any]
@@ -20,7 +22,7 @@ THRESHOLDS = 400
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Pictured):
     """A lower bound on ε that holds with probability `confidence`, and the event that shows it.
 
     `hp.privacy.audit_epsilon` returns it. `assumes` states the assumption behind claimed ε. The attack does not list
@@ -50,6 +52,28 @@ class Audit:
     def refutes(self, claim: float) -> bool:
         """Return True if a claimed ε is too small to be true."""
         return self.lower > claim
+
+    def panels(self) -> list[Panel]:
+        """Return the report's panels: the bound in words, and the rates of the event with their intervals."""
+        judged, miss = self.trials // 2, (1 - self.confidence) / 2
+        counts = np.round(np.multiply(self.rates, judged))
+        ends = {side: {"": clopper_pearson(counts, judged, miss, side)} for side in ("lower", "upper")}
+        said = [
+            f"ε is at least {self.lower:.3g}, with probability {100 * self.confidence:g} %.",
+            "It refutes smaller claims. A claim that is not refuted may still be wrong.",
+        ]
+        return [
+            panels.text("Lower bound on ε", *said, note=self.assumes),
+            panels.bars(
+                "How often the event occurs",
+                ["one data set", "the other"],
+                {"": self.rates},
+                low=ends["lower"],
+                high=ends["upper"],
+                y_label="share of the runs",
+                note=f"Event: {self.event}. {judged:,} runs per data set; intervals of Clopper and Pearson.",
+            ),
+        ]
 
 
 def audit_epsilon(

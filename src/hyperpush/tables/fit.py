@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from hyperpush.base import panels
 from hyperpush.base.checks import check_positive, no_type_check
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.base.status import Status
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
@@ -21,7 +23,8 @@ from hyperpush.tables.read import Tables
 from hyperpush.tables.scaling import Scaling
 from hyperpush.tables.schema import Schema
 from hyperpush.tables.source import Table, read_one
-from hyperpush.tables.task import TableTask, make_task, split_rows
+from hyperpush.tables.task import TableTask, left_out, make_task, split_rows
+from hyperpush.verbs import result_panels
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.train import train
 
@@ -29,7 +32,7 @@ RATES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  # candidates for the L2 rate
 
 
 @dataclass(frozen=True, repr=False)
-class LinearModel:
+class LinearModel(Pictured):
     """A linear model fitted to all parties' records, which predicts labels of raw rows.
 
     Attributes:
@@ -128,6 +131,22 @@ class LinearModel:
         mean, deviation = self.scaling.label
         return mean + deviation * scores[:, 0]
 
+    def panels(self) -> list[Panel]:
+        """Return the report's panels: the status, the costs, and the largest coefficients of the scaled features."""
+        names = [*np.array(self.schema.features)[self.scaling.kept].tolist(), "intercept"]
+        largest = np.sort(np.argsort(-np.abs(self.params).max(axis=0), kind="stable")[: result_panels.ENTRIES])
+        names, values = [names[place] for place in largest], self.params[:, largest]
+        more = self.params.shape[1] - len(largest)
+        note = f"{more} more coefficients are smaller." if more else ""
+        title = "Coefficients of the scaled features"
+        if len(values) == 1:
+            shown = panels.bars(title, names, {"": values[0]}, note=note)
+        else:
+            rows = list(map(str, self.schema.classes[:-1]))
+            note = f"The last class, {self.schema.classes[-1]}, has coefficients 0. {note}".strip()
+            shown = panels.heat(title, rows, names, values, row_label="class", column_label="feature", note=note)
+        return [result_panels.status_panel(self.status), result_panels.costs_panel(self.costs), shown]
+
     def __repr__(self) -> str:
         return f"Model({self.schema.label!r}, l2 {self.l2:g}; {self.status}; {self.costs})"
 
@@ -191,6 +210,9 @@ def _choose_rate(tables: Tables, network: Network, options: dict[str, Any]) -> t
     """
     sets = split_rows(tables, (0.75, 0.25, 0.0), options["key"])
     task = make_task(tables, sets, network, l2=RATES[0], **options)
+    if names := left_out(tables, task.scaling):
+        text = f"Constant in the training rows and therefore left out while L2 is chosen: {', '.join(names)}."
+        warnings.warn(text, stacklevel=3)
     rates = [np.full(len(tables.names), np.log(rate)) for rate in RATES]
     around = {"key": options["key"], "engine": options["engine"]}
     found = train(task, TreeNewton(), network, runs=rates, **around)

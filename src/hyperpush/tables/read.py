@@ -1,5 +1,6 @@
 """Read the tables of several parties and report their content."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.networks import Network
+from hyperpush.tables.scaling import constant_features
 from hyperpush.tables.schema import Kind, Schema, make_schema
 from hyperpush.tables.source import FORMS, Table, as_text, read_all, unread
-from hyperpush.tables.task import TableTask, make_task, split_rows
+from hyperpush.tables.task import TableTask, left_out, make_task, split_rows
 
 FAR = 10.0  # a value is doubtful if its distance from all others is larger than this multiple of their range
 SHOWN = 6  # number of names in a line
@@ -120,7 +122,11 @@ class Tables:
             Task(2 clients, 3 params each; train 6, validation 2, test 2 examples; the outer level fits 'validation')
         """
         sets = split_rows(self, split, key)
-        return make_task(self, sets, network, key=key, head=head, l2=l2, weights=weights, engine=engine)
+        made = make_task(self, sets, network, key=key, head=head, l2=l2, weights=weights, engine=engine)
+        if names := left_out(self, made.scaling):
+            text = f"Constant in the training rows and therefore left out: {', '.join(names)}."
+            warnings.warn(text, stacklevel=2)
+        return made
 
     def __repr__(self) -> str:
         schema = self.schema
@@ -190,7 +196,7 @@ def read(
     if isinstance(categories, str):
         raise InvalidInput("categories", categories, "a list of columns")
     schema = make_schema(tables, label, kind, tuple(categories))
-    labeled, warnings = _drop_unlabeled(tables, label)
+    labeled, said = _drop_unlabeled(tables, label)
     inputs, labels = ([encode(each) for each in labeled] for encode in (schema.encode, schema.encode_labels))
     found = Tables(
         tuple(each.name for each in labeled),
@@ -202,31 +208,27 @@ def read(
         (),
     )
     other = unread(given)
-    warnings += [f"These files are not tables and are left out: {_few(other)}."] if other else []
-    return replace(found, warnings=(*warnings, *_look(found)))
+    said += [f"These files are not tables and are left out: {_few(other)}."] if other else []
+    return replace(found, warnings=(*said, *_look(found)))
 
 
 def _drop_unlabeled(tables: Sequence[Table], label: str) -> tuple[list[Table], list[str]]:
     """Return the tables without rows that lack a label, and warnings with the number of such rows."""
-    found, warnings = [], []
+    found, said = [], []
     for table in tables:
         has = np.array([each is not None for each in as_text(table.columns[label])])
         if not has.any():
             raise InvalidInput(f"{table.source}, column {label!r}", "no labels", "at least one row with a label")
         if not has.all():
-            warnings.append(f"{table.name}: {np.sum(~has)} rows without a label are left out.")
+            said.append(f"{table.name}: {np.sum(~has)} rows without a label are left out.")
         found.append(table.take(np.nonzero(has)[0]))
-    return found, warnings
+    return found, said
 
 
 def _look(tables: Tables) -> list[str]:
     """Return warnings on constant columns, missing values, outliers, similar names, and parties that lack a class."""
     pooled, said = np.concatenate(tables.inputs), []
-    low, high = (
-        np.where(np.all(np.isnan(pooled), axis=0), 0, edge(np.where(np.isnan(pooled), fill, pooled), axis=0))
-        for edge, fill in ((np.min, np.inf), (np.max, -np.inf))
-    )
-    constant = [name for name, same in zip(tables.schema.features, low == high, strict=True) if same]
+    constant = [name for name, same in zip(tables.schema.features, constant_features(pooled), strict=True) if same]
     if constant:
         said.append(f"Constant and therefore left out: {', '.join(constant)}.")
     places = [(column, tables.schema.features.index(column.features[-1])) for column in tables.schema.columns]

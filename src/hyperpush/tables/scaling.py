@@ -50,6 +50,12 @@ class Scaling:
         return (labels - self.label[0]) / self.label[1]
 
 
+def constant_features(rows: np.ndarray) -> np.ndarray:
+    """Return True for each feature with at most one value, [features]; missing values do not count."""
+    gaps = np.isnan(rows)
+    return np.max(np.where(gaps, -np.inf, rows), axis=0) <= np.min(np.where(gaps, np.inf, rows), axis=0)
+
+
 def share_scaling(
     inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray] | None, network: Network, key: Any, engine: Any
 ) -> Scaling:

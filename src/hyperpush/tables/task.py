@@ -13,7 +13,7 @@ from hyperpush.base.checks import check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.tables.heads import LinearHead
-from hyperpush.tables.scaling import Scaling, share_scaling
+from hyperpush.tables.scaling import Scaling, constant_features, share_scaling
 from hyperpush.tables.split import deal
 from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_key, check_network_kind
@@ -106,6 +106,16 @@ def make_task(
         **{name: _examples(tables, sets, name, scaling, weights) for name in sets[0]},
     }
     return TableTask(scaling=scaling, given=given)
+
+
+def left_out(tables: Any, scaling: Scaling) -> list[str]:
+    """Return features that vary over all records and are constant in the training rows: models leave them out.
+
+    `tables.warnings` already name features that never vary.
+    """
+    never = constant_features(np.concatenate(tables.inputs))
+    kept = zip(tables.schema.features, scaling.kept | never, strict=True)
+    return [name for name, told in kept if not told]
 
 
 def _check(tables: Any, network: Any, head: str | None, weights: str) -> None:

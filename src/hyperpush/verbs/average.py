@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_nonnegative, check_positive, no_type_check
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.base.status import Reason, Status, note_status
 from hyperpush.data.sets import check_numbers
 from hyperpush.engines.base import Engine
@@ -21,7 +22,6 @@ from hyperpush.programs import Average, Context, Node, ProgramRecipe
 from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.checks import check_engine_kind, check_network_kind
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.run import Ran, run
 
 

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from hyperpush.base import panels
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.hgp import HGP
-from hyperpush.verbs import panels
-from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate
 
 SERIES = 1e-4  # relative error of HGP's truncated series after the suggested number of steps

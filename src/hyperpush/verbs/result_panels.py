@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.base import panels
+from hyperpush.base.panels import Panel
 from hyperpush.base.status import EXPLAINED, Status
 from hyperpush.networks import Network
 from hyperpush.runs.models import leaf_name
-from hyperpush.verbs import panels
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.panels import Panel
 
 SMALL = 64  # networks of at most this many clients are drawn
 ENTRIES = 64  # an array with at most this many numbers per client is shown number by number

@@ -13,13 +13,13 @@ import numpy as np
 from jaxtyping import Float, Int, Num, PyTree
 
 from hyperpush.base.errors import InvalidInput, NotConverged
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.base.status import Status, note_status
 from hyperpush.data import sets
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.task.task import Task
 from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.panels import Panel, Pictured
 
 AnyResult = TypeVar("AnyResult", bound="Result")
 RESERVED = ("step", "rounds", "floats", "cost", "hypergradient_norm", "watched")  # columns of a history

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.base import panels
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.panels import Panel
 from hyperpush.base.status import Status
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.programs import Node, Runs, stack
 from hyperpush.task.task import Task
-from hyperpush.verbs import panels
 from hyperpush.verbs.call import Call
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.ending import judge_growth
 from hyperpush.verbs.first_costs import check_first_costs
-from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Result
 
 

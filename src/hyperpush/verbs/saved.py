@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.base import panels
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.files import as_path
 from hyperpush.base.locks import in_use, is_held
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.base.status import Status
 from hyperpush.methods import registry
 from hyperpush.networks.link_estimates import LinkEstimates
@@ -23,11 +25,9 @@ from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import CALL, CONFIG, FIGURES, HISTORY, LINKS, METRICS, MODELS, RESULT, RunFolder
 from hyperpush.runs.models import leaf_name, load_arrays, load_models
 from hyperpush.task.task import LastPoint, Task
-from hyperpush.verbs import panels
 from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.budget import Budget
 from hyperpush.verbs.costs import Costs
-from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
 from hyperpush.verbs.task_digests import check_same_task
 

@@ -13,9 +13,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import Algorithm, BilevelState
 from hyperpush.algorithms.stopping import check_choice
+from hyperpush.base import panels
 from hyperpush.base.checks import no_type_check
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.options import Configured
+from hyperpush.base.panels import Panel, Pictured
 from hyperpush.base.status import Status
 from hyperpush.data.batches import Data, full_batch
 from hyperpush.engines.compiled.compile import Fixed, call
@@ -29,12 +31,10 @@ from hyperpush.programs import ProgramRecipe, program_of
 from hyperpush.programs.report import Report
 from hyperpush.task.problem import Cost
 from hyperpush.task.task import Task
-from hyperpush.verbs import panels
 from hyperpush.verbs.call import last_point, run_keys
 from hyperpush.verbs.certify import NOT_CERTIFIED, Certifier
 from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.fit import fit
-from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
 LARGE = (

@@ -1,4 +1,4 @@
-"""Panels hold the pictures, tables and sentences of a result as plain data; `hyperpush.verbs.figures` draws them."""
+"""Panels hold the pictures, tables and sentences of a result as plain data; `hyperpush.base.figures` draws them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -65,9 +65,9 @@ class Pictured:
 
 
 def drawing() -> Any:
-    """Import and return `hyperpush.verbs.figures`; if matplotlib is missing, the error names the extra to install."""
+    """Import and return `hyperpush.base.figures`; if matplotlib is missing, the error names the extra to install."""
     require("matplotlib", EXTRA)
-    from hyperpush.verbs import figures
+    from hyperpush.base import figures
 
     return figures
 

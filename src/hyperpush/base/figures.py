@@ -17,7 +17,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.ticker import MaxNLocator
 
 from hyperpush.base.errors import InvalidInput
-from hyperpush.verbs.panels import DRAWN, Panel
+from hyperpush.base.panels import DRAWN, Panel
 
 # Colors of Okabe and Ito, which color-blind readers tell apart: blue, vermilion, green, orange, purple, sky, yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#F0E442")

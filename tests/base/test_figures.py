@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
+from hyperpush.base.figures import Curve, error_curves, panels
 from hyperpush.runs.tables import table
-from hyperpush.verbs.figures import Curve, error_curves, panels
 
 
 def test_a_table_shows_values_as_they_are_read():
