@@ -1,4 +1,4 @@
-"""Every table of first calls, users' models and many clients: `python benchmarks/all.py [TABLE …]`.
+"""Measure the tables of first calls, users' models and many clients: `python benchmarks/all.py [TABLE …]`.
 
 Each case runs in processes of its own. Finished cases are JSON lines in docs/results/data/benchmarks.jsonl and are not
 run again; `--again` replaces those of the named tables. `--write` only puts the tables into docs/results/benchmarks.md.
@@ -85,7 +85,7 @@ def run_case(table: str, case: str) -> None:
 
 
 def write(lines: list[Row]) -> None:
-    """Put the tables into the page, between its two marks."""
+    """Write the tables into the results page, between its two marks."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     parts = [markdown(name, [each for each in lines if each["table"] == name]) for name in TABLES]
     after = rest.split(END)[1]

@@ -21,7 +21,7 @@ import hyperpush as hp
 
 TABLES = ("heart", "chile", "randhie", "contraception", "exam")
 TWO_CLASSES = ("heart", "randhie", "contraception")
-LARGE = 0.2  # least share of the records of a site whose labels are flipped
+LARGE = 0.2  # least share of all records that a site needs to have its labels flipped
 
 
 def load(name: str) -> hp.tables.Tables:
@@ -48,7 +48,7 @@ def r_squared(predicted: Any, actual: Any) -> float:
 
 
 def effects(name: str, seed: int) -> dict[str, Any]:
-    """One Newton step against exact retraining over random directed links."""
+    """Compare effects by one Newton step with exact retraining over random directed links."""
     tables = load(name)
     network = hp.networks.RandomDirected(len(tables.names))
     step, exact = (hp.audit(tables, network, key=seed, l2=0.01, effects=each) for each in ("newton", "retrain"))
@@ -70,7 +70,7 @@ def shuffled(name: str, seed: int) -> dict[str, Any]:
 
 
 def flipped(name: str, seed: int) -> dict[str, Any]:
-    """Find the named parties with each large site's labels flipped, and with none flipped."""
+    """Record which parties are named if each large site's labels are flipped in turn, and if none are."""
     tables, named = load(name), {}
     large = [place for place, count in enumerate(tables.counts) if count >= LARGE * sum(tables.counts)]
     for place in [None, *large]:
@@ -81,7 +81,7 @@ def flipped(name: str, seed: int) -> dict[str, Any]:
 
 
 def plain(name: str, seed: int) -> dict[str, Any]:
-    """A whole audit with the default settings."""
+    """Run a whole audit with the default settings."""
     found = hp.audit(load(name), key=seed)
     verdicts = {
         kind: {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("helps", "hurts", "cannot say")}
@@ -93,7 +93,7 @@ def plain(name: str, seed: int) -> dict[str, Any]:
 
 
 def fit(name: str, seed: int) -> dict[str, Any]:
-    """The held-out score beside scikit-learn's on the pooled table, at the same L2 rate."""
+    """Compare the held-out score with scikit-learn's on the pooled table, at the same L2 rate."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 

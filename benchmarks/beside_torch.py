@@ -1,4 +1,4 @@
-"""Our own convolutional network beside PyTorch on the same formulas: a round of SGP, HGP and FedAvg, all clients."""
+"""Time of a round of SGP, HGP and FedAvg of all clients, with our convolutional network and with PyTorch's."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def by_lax(layer: Any, x: Any, stride: int = 1, pad: int = 0) -> Any:
 
 
 def by_torch(method: str) -> Callable[[int], Any]:
-    """The same rounds as a loop over clients; params, gradients and products are flat vectors when they are mixed."""
+    """Return a run of the same rounds in PyTorch: a loop over clients, which mixes flat vectors."""
     import torch  # pyright: ignore[reportMissingImports]
     from torch.nn import functional as f  # pyright: ignore[reportMissingImports]
 
@@ -72,7 +72,7 @@ def by_torch(method: str) -> Callable[[int], Any]:
     def links() -> Any:
         up = torch.rand(CLIENTS, CLIENTS) < 0.6
         up.fill_diagonal_(True)
-        return up / up.sum(0, keepdim=True)  # what a client sends sums to 1
+        return up / up.sum(0, keepdim=True)  # the weights with which a client sends sum to 1
 
     scale = torch.ones(62, requires_grad=True)
 
@@ -115,7 +115,7 @@ def by_torch(method: str) -> Callable[[int], Any]:
 
 
 def compare(method: str) -> Row:
-    """Seconds of a round: PyTorch's, ours with windows, ours with lax.conv, and the speeds of ours over PyTorch's."""
+    """Return seconds per round of PyTorch and of ours, with windows and `lax.conv`; and our speeds over PyTorch's."""
     other = per_step(by_torch(method))
     row: Row = {"PyTorch_ms": 1e3 * other[0]}
     for convolution in ("windows", "lax"):

@@ -32,7 +32,7 @@ COLUMNS = ("table", "way", "parties", "params", "R² others", "R² sites", "righ
 
 @dataclass(frozen=True)
 class EffectsOfParties:
-    """R² of effects on the others against retraining, over random directed links."""
+    """Options: agreement of predicted effects of parties with retraining, over random directed links."""
 
     tables: tuple[str, ...] = option(tuple(LABELS), "tables in HYPERPUSH_DATA/multisite", choices=tuple(LABELS))
     seeds: int = option(3, "splits and draws of links per table, which share programs", 1)
@@ -51,7 +51,7 @@ def run(config: EffectsOfParties) -> Row:
 
 
 def measure(cell: Row) -> Row:
-    """Return the effects by all ways, for one table, one split and one network."""
+    """Return the effects by all methods (`ways`), for one table, one split and one network."""
     tables, seed = read(cell["table"]), cell["seed"]
     network = hp.networks.RandomDirected(len(tables.names))
     task = tables.task(network, key=seed, split=(0.7, 0.3, 0.0), l2=cell["l2"])
@@ -64,7 +64,7 @@ def measure(cell: Row) -> Row:
 
 
 def report(calls: list[tuple[float, Influence]], true: np.ndarray) -> Row:
-    """Return the scores of one way against retraining, its costs, and CPU seconds of a first and a second call."""
+    """Return the agreement of one method with retraining, its costs, and CPU seconds of a first and a second call."""
     (first, _), (again, found) = calls
     assert found.parties is not None
     return {**judge(found.by_site, true), "status": str(found.parties.status), "warnings": len(found.warnings),
@@ -94,7 +94,7 @@ def read(name: str) -> hp.tables.Tables:
 
 
 def compare(rows: list[Row]) -> Iterator[Row]:
-    """Yield a row for each way on one table: means over seeds."""
+    """Yield a row for each method on one table: means over seeds."""
     for way in WAYS if rows else ():
         own = [row["ways"][way] for row in rows]
         scores = {key: round(float(np.mean([each[key] for each in own])), 3) for key in ("others", "sites", "signs")}
@@ -104,7 +104,7 @@ def compare(rows: list[Row]) -> Iterator[Row]:
 
 
 def judge(found: np.ndarray, true: np.ndarray) -> Row:
-    """Return R² of effects on the others, R² of single cells with another site, and the share of right signs."""
+    """Return R² of summed effects on the others, R² of effects on single other sites, and the share of right signs."""
     away = ~np.eye(len(true), dtype=bool)
     others, real = (np.sum(each * away, axis=1) for each in (found, true))
     signs = float(np.mean((others < 0) == (real < 0)))

@@ -51,7 +51,7 @@ class Endings:
 
 
 def run(config: Endings) -> Row:
-    """One row for each algorithm and number of steps."""
+    """Yield one row for each algorithm and number of steps."""
     with jax.enable_x64(config.wide):
         rows = [measure(name, steps, config.seed) for steps in config.steps for name in METHODS]
     show("statuses at the end", list(rows[0]), [list(map(_shown, row.values())) for row in rows])
@@ -59,7 +59,7 @@ def run(config: Endings) -> Row:
 
 
 def measure(name: str, steps: int, seed: int) -> Row:
-    """The status of one run beside the true gradient and the distances to the three points."""
+    """Return the status of one run, the true gradient, and the distances to the points x_G, x_L and x_M."""
     make, network = METHODS[name]
     task = hp.tasks.quadratic(CLIENTS, seed=seed, common=name != "PDBO")
     found = hp.solve(task, make(steps), network, key=0, every=steps)
@@ -73,7 +73,7 @@ def measure(name: str, steps: int, seed: int) -> Row:
 
 
 def gradient(task: hp.Task, hypers: np.ndarray, agree: bool) -> float:
-    """Size of the hypergradient at the exact inner solution, by NumPy: of the mean, or the root mean square."""
+    """Return the hypergradient's size at the exact inner solution, by NumPy: norm of the mean, or root mean square."""
     first, second = (
         jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), part) for part in (task.train, task.validation)
     )

@@ -1,4 +1,4 @@
-"""First calls in a new process with an empty cache, and again with the code that the first process left on disk."""
+"""Time of first calls in a new process, with an empty cache and with the compiled code of an earlier process."""
 
 import runpy
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def large(method: Any) -> Row:
 
 
 def regression(clients: int, examples: int, width: int) -> hp.Task:
-    """Linear regression with a rate of each client, on random numbers."""
+    """Return linear regression on random numbers, with an L2 rate for each client."""
     generator = np.random.default_rng(0)
     inputs = generator.standard_normal((clients, examples, width), np.float32) / np.float32(np.sqrt(width))
     data = (inputs, inputs.sum(axis=2))
@@ -75,7 +75,7 @@ def by_optimistix() -> Row:
 
 
 def by_dattri() -> Row:
-    """Influence of every training example on every other one, as many examples and params as in `scores`."""
+    """Compute the influence of all training examples by dattri, with as many examples and params as in `scores`."""
     import torch  # pyright: ignore[reportMissingImports]
     from dattri.algorithm.influence_function import IFAttributorCG  # pyright: ignore[reportMissingImports]
     from dattri.task import AttributionTask  # pyright: ignore[reportMissingImports]
@@ -99,7 +99,7 @@ def by_dattri() -> Row:
 
 
 def one_machine() -> tuple[Callable[..., Any], Any, Any]:
-    """The cost, params and hyper of `hypergradient(1)` for other libraries, which also solve the inner problem."""
+    """Return cost, params and hyper of `hypergradient(1)` for other libraries, which also solve the inner problem."""
     inputs, targets = (leaf[0] for leaf in regression(1, 50, 6).train)
     return lambda x, h: jnp.mean(squared(x, h, (inputs, targets))) + l2(x, h), jnp.zeros(6), jnp.zeros(())
 

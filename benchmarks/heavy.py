@@ -1,4 +1,4 @@
-"""A step of `hp.train` on a user's convolutional network beside its bare gradient, and products beside bare ones."""
+"""Time of a step of `hp.train` relative to the bare gradient of a convolutional network, and the same for products."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""A convolutional network on random images, with scales of the logits as hypers: the task of large benchmarks."""
+"""The task of large benchmarks: a convolutional network on random images, with scales of the logits as hypers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ L2 = 0.001
 
 @dataclass(frozen=True)
 class OfImages:
-    """Options of all these benchmarks."""
+    """Options that benchmarks on this task share."""
 
     model: str = option("emnist", "a network of 2,278,334 parameters, or influence, of 13,750", choices=tuple(NETWORKS))
     seed: int = option(0, "seed of the model, the images and the network", 0)

@@ -1,4 +1,4 @@
-"""Many clients on random 3-out graphs, beside a plain JAX loop; clients of unequal sizes; drawing of mini-batches."""
+"""Time with many clients: against a plain JAX loop on random 3-out graphs, with unequal sizes, with mini-batches."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ STEPS, WIDTH, STEP_SIZE = 50, 6, 0.1
 
 
 def train(clients: int) -> Row:
-    """Train, and the time of a later call per client and round, beside a plain loop in the same process."""
+    """Measure the time of a later call per client and round, and that of a plain loop in the same process."""
     task, network = hp.tasks.logistic(clients, 0, features=WIDTH - 1), hp.networks.KOut(clients, k=3)
     found: dict[str, Any] = {}
 
@@ -36,7 +36,7 @@ def train(clients: int) -> Row:
 
 
 def plain_loop(inputs: Any, targets: Any) -> Callable[[Any], Any]:
-    """SGP on random 3-out graphs as anyone would write it in JAX: gradients, three targets, scatter, divide."""
+    """Return SGP on random 3-out graphs in plain JAX: gradients, three receivers per client, scatter, divide."""
     clients = inputs.shape[0]
 
     def loss(x: Any, a: Any, y: Any) -> Any:
@@ -85,7 +85,7 @@ def costs(row: Row, found: dict[str, Any]) -> Row:
 
 
 def unequal() -> Row:
-    """1,000 clients of 1 to 10,000 examples, beside clients of equal sizes with as many examples in all."""
+    """Compare 1,000 clients of 1 to 10,000 examples with clients of equal sizes and as many examples in total."""
     sizes = np.round(np.geomspace(1, 10_000, 1000)).astype(int)
     equal = np.full(1000, round(sizes.mean()))
     seconds, memory = [], []
@@ -99,7 +99,7 @@ def unequal() -> Row:
 
 
 def small_clients() -> Row:
-    """A task from a list of 40,000 clients of 1 to 5 examples."""
+    """Measure how long a task from a list of 40,000 clients of 1 to 5 examples takes to make."""
     sizes = 1 + np.arange(40_000) % 5
     return first(lambda: jax.tree.leaves(of_sizes(sizes).train))
 
@@ -117,7 +117,7 @@ def squared(x: Any, hyper: Any, batch: Any) -> Any:
 
 
 def drawing(clients: int) -> Row:
-    """32 of 10,000 examples, drawn by all clients in each of 50 steps."""
+    """Measure 50 steps in which each client draws 32 of its 10,000 examples."""
     data = jnp.zeros((10_000, 4))
 
     @jax.jit

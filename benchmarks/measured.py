@@ -1,4 +1,4 @@
-"""What one process measures of a case: compilations, program lines, CPU and wall seconds, and peak memory."""
+"""Measurements of a case in one process: compilations, program lines, CPU and wall seconds, and peak memory."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def first(work: Callable[[], Any]) -> Row:
-    """Run once, with compilation, and return what it took. Memory is the peak of the whole process."""
+    """Run once, with compilation, and return the measurements. Memory is the peak of the whole process."""
     seen: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.append(event))
     with counting() as counts:

@@ -1,4 +1,4 @@
-"""Trained problems: errors that statuses detect, and costs of solvers without settings. Finished cells are kept."""
+"""Errors after training that statuses detect, and costs of solvers without settings. Finished cells are kept."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

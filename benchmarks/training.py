@@ -1,4 +1,4 @@
-"""Speed of training a large model: an SGP round and a round of HGP against a large matrix product."""
+"""Speed of training a large model: rounds of SGP and of HGP, relative to the speed of a large matrix product."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

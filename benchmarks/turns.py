@@ -1,4 +1,4 @@
-"""Large clients in turn, as they are by default, beside all at once: XLA's account of memory, and CPU seconds."""
+"""Large clients computed one after the other (the default) or at once: memory according to XLA, and CPU seconds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ CLIENTS, EXAMPLES, WIDTH = 6, 2, 300_000
 
 
 def compare(method: Any) -> Row:
-    """Return the memory of the largest program both ways, and how much longer a later call takes in turn."""
+    """Return the memory of the largest program both ways, and the time of a later call in turn over that at once."""
     task, network = regression(CLIENTS, EXAMPLES, WIDTH), hp.networks.RandomDirected(CLIENTS)
     data = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(task.train))
     verb: Any = hp.train if isinstance(method, hp.extend.InnerSolver) else hp.hypergradient

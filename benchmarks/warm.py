@@ -1,4 +1,4 @@
-"""Later calls, compiled fully, without and with the status; hypergradients on one machine (a9a) beside jaxopt."""
+"""Time of later calls with and without the status, and of hypergradients on one machine (a9a) against jaxopt."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ FEATURES, RATE = 123, -4.0
 
 
 def call(verb: str) -> Row:
-    """Ten clients, logistic regression: ms of a later call with certify=False, and with the status."""
+    """Return ms of a later call with `certify=False` and with the status: logistic regression, ten clients."""
     task, network = hp.tasks.logistic(10, 0), hp.networks.RandomDirected(10)
     engine, keys = hp.Simulate(compile_fully=True), iter(range(1000))
     solver = hp.SGP(100, 0.1)
@@ -38,7 +38,7 @@ def call(verb: str) -> Row:
 
 
 def a9a() -> Row:
-    """A later hypergradient of the L2 rate at the solution, beside jaxopt's implicit differentiation by CG."""
+    """Compare a later hypergradient of the L2 rate at the solution with jaxopt's implicit differentiation by CG."""
     from jaxopt import implicit_diff, linear_solve  # pyright: ignore[reportMissingImports]
 
     train, test = (read(name) for name in ("a9a", "a9a.t"))
@@ -73,7 +73,7 @@ def a9a() -> Row:
 
 
 def read(name: str) -> tuple[Any, Any]:
-    """Inputs and signs of a file in LIBSVM's format."""
+    """Return the inputs and signs (labels) of a file in LIBSVM's format."""
     folder = os.environ.get("HYPERPUSH_DATA")
     if folder is None:
         raise SystemExit("HYPERPUSH_DATA is not set")
