@@ -17,7 +17,7 @@ CLIENTS, EXAMPLES, WIDTH = 6, 2, 300_000
 
 
 def compare(method: Any) -> Row:
-    """Return the memory of the largest program both ways, and the time of a later call in turn over that at once."""
+    """Compare clients in turn with all at once: memory of the largest program, and CPU seconds of a later call."""
     task, network = regression(CLIENTS, EXAMPLES, WIDTH), hp.networks.RandomDirected(CLIENTS)
     data = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(task.train))
     verb: Any = hp.train if isinstance(method, hp.extend.InnerSolver) else hp.hypergradient

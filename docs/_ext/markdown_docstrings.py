@@ -79,7 +79,7 @@ def is_literal(lines: list[str], where: int, base: int) -> bool:
 
 
 def take_fence(lines: list[str], where: int, indent: int, out: list[str]) -> int:
-    """Copy a fenced block as a directive; the place after it."""
+    """Copy a fenced block as a directive, and return the index of the line after it."""
     margin = " " * indent
     language = lines[where].strip().strip("`") or "text"
     out += ["", f"{margin}.. math::" if language == "math" else f"{margin}.. code-block:: {language}", ""]

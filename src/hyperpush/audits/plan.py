@@ -23,7 +23,7 @@ class PlannedRun(NamedTuple):
         leaver: The party whose records do not count; −1: all count.
         rate: The L2 rate.
         inner: The inner fold that is tested instead of `fold`, for choosing L2; −1: none.
-        against: The number of the run that this run is compared with, in front of the same program; −1: none.
+        against: Number of the run that this run is compared with; it comes earlier in the same program. −1: none.
     """
 
     fold: int

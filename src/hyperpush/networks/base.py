@@ -168,6 +168,9 @@ class Network(eqx.Module):
 
 
 def round_down(weights: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Round weights down to multiples of the type's resolution below 1, whose sums up to 1 are exact in any order."""
+    """Round weights down to multiples of the spacing of floats just below 1.
+
+    Sums of such multiples are exact in any order while they are at most 1.
+    """
     grains = 1 / jnp.finfo(weights.dtype).epsneg
     return jnp.floor(weights * grains) / grains

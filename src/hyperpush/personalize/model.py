@@ -173,7 +173,7 @@ def check_labels(labels: Any, recipes: str, field: str = "train") -> None:
     """Raise InvalidInput unless labels are whole numbers."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         given = f"numbers of type {labels.dtype}, for {recipes}"
-        raise InvalidInput(f"{field}, labels", given, f"whole numbers, 0 for class 0; {REGRESSION}")
+        raise InvalidInput(f"{field}, labels", given, f"whole numbers that count classes from 0; {REGRESSION}")
 
 
 def _count_classes(model: Model, inputs: Array) -> int:
