@@ -44,6 +44,7 @@ def test_clients_of_any_sizes_with_mini_batches_and_a_falling_step_size():
     np.testing.assert_allclose(found.params.mean(axis=0), truth, atol=0.02)
 
 
+@pytest.mark.long
 def test_one_task_with_one_hyper_for_all_and_two_algorithms():
     task = make(common=True)
     options = {"tracked": True, "inner_steps": 5, "product_steps": 5}

@@ -17,14 +17,9 @@ class _State(eqx.Module):
 
 
 class Alternating(extend.Algorithm):
-    """Alternate one push-sum step on the params with one hypergradient step on the personal hypers.
+    """Alternate one push-sum step on the params with one hypergradient step on the personal hypers."""
 
-        z ← P(z − γ ∂_x f_i(x_i, λ_i)), x = z/ω
-        λ_i ← λ_i − α (∂_λ F_i − γ B_i ∂_x F_i)
-
-    The options `inner_step_size` and `outer_step_size` are γ and α.
-    """
-
+    # z ← P(z − γ ∂_x f_i(x_i, λ_i)), x = z/ω;  λ_i ← λ_i − α (∂_λ F_i − γ B_i ∂_x F_i), with step sizes γ and α
     info: ClassVar[extend.MethodInfo] = extend.MethodInfo(
         network="any",
         target="direct",

@@ -80,6 +80,7 @@ def test_errors_and_slopes_by_hand():
     assert slope(rounds, np.where(rounds < 99, 1.0, 7.0) * rounds**-0.4) == pytest.approx(-0.4)
 
 
+@pytest.mark.long
 def test_the_study_in_small(tmp_path, capsys):
     experiment, config = load_config("private", SMALL, experiments())
     result, _ = execute(experiment, config, tmp_path / "run")

@@ -97,6 +97,7 @@ def flat(records):
     return records[0].reshape(-1, 64), records[1].ravel()
 
 
+@pytest.mark.long
 def test_models_of_kept_and_trusted_records_are_as_trained_by_hand():
     made = make_parties(SMALL, seed=5)
     trainer = Trainer(made, hp.networks.FullyConnected(4), steps=5, seed=5)

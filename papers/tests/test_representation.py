@@ -48,6 +48,7 @@ def closed_form(weight, bias, inputs, drawn):
     return np.stack(heads), along_weight, along_bias
 
 
+@pytest.mark.long
 def test_hypergradients_with_ridge_heads_are_the_closed_form():
     generator = np.random.default_rng(0)
     inputs = generator.normal(size=(CLIENTS * TASKS * WAYS * (SHOTS + QUERIES), SIZE))

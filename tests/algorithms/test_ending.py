@@ -67,6 +67,7 @@ def test_an_end_at_x_m_is_named(made):
     assert "it is at x_M" in str(found.status)
 
 
+@pytest.mark.long
 def test_nested_algorithms_take_the_gradient_from_their_first_and_last_step(made):
     outer = hp.optimizer("sgd", learning_rate=0.2)
     found = hp.solve(made.task, hp.CDBO(hp.TreeNewton(), hp.TreeCG(), outer, steps=4), RING, key=0)

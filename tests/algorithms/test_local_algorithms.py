@@ -78,6 +78,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.long
 def test_follows_its_equations_to_its_own_end(made, name):
     algorithm, oracle, network, floats = METHODS[name]
     found = recorded(made, algorithm, network)

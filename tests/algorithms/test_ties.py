@@ -74,6 +74,7 @@ def test_neighbors_meet_at_the_optimum_of_the_penalty():
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.4])
+@pytest.mark.long
 def test_directed_links_that_come_go_and_lose_messages_end_at_the_same_point(loss):
     """The last received value stands for a silent neighbor, so the fixed point does not depend on the links."""
     made, engine = quadratic(N, 2), hp.Simulate(faults=hp.Faults(loss=loss) if loss else None)

@@ -81,6 +81,7 @@ def leavers(oracle):
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
+@pytest.mark.long
 def test_losses_and_tests_equal_scikit_learn_and_scipy_on_pooled_rows(kind):
     tables = given(kind)
     found = hp.audit(tables, hp.networks.RandomDirected(4), folds=FOLDS, l2=L2)

@@ -72,6 +72,7 @@ def call(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HYPERPUSH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "their_code", raising=False)  # other tests install such a module, too
     registered.cache_clear()
     extension_classes.cache_clear()
 

@@ -26,6 +26,7 @@ def task():
 
 
 @pytest.mark.parametrize(("method", "options"), [("sgp", (0.3,)), ("hgp", (1, 0.3)), ("hgp", (4, 0.3))])
+@pytest.mark.long
 def test_engine_and_loop_compute_the_same(task, method, options):
     arguments = (task, RandomDirected(CLIENTS), jax.random.key(3), *options)
     ours, theirs = (getattr(side, method)(*arguments)(ROUNDS) for side in (rounds, loop))

@@ -148,6 +148,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_error_and_the_last_one_is_go
     assert (stored["x"][0].tolist(), stored["step"]) == ([1, 1, 1], 1)
 
 
+@pytest.mark.long
 def test_a_result_that_finds_the_disk_full_is_in_the_checkpoint_and_the_party_ends_alone_later(tmp_path, monkeypatch):
     spec = {**solving(), "method": {"name": "SGP", "steps": 5, "step_size": 0.5}}
     config = deployed(tmp_path / "run.toml", {**spec, "network": {"name": "fully-connected"}}, 2, patience=60)

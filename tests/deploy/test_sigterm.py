@@ -118,6 +118,7 @@ def test_in_step_it_stops_and_comes_back(tmp_path):
         assert [{**each, "time": 0} for each in one] == [{**each, "time": 0} for each in two]
 
 
+@pytest.mark.long
 def test_at_its_own_pace_it_leaves_when_it_is_asked_to_and_the_other_ends(tmp_path):
     config = made(tmp_path, "asynchronous")
     other, found = beside(config)

@@ -60,6 +60,7 @@ def same_files(folders, name, truth):
     ],
     ids=["recipe", "own labels", "links seen", "MDBO", "CDBO"],
 )
+@pytest.mark.long
 def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_path):
     if method["name"] == "MDBO":
         method = {**method, "outer_step_size": 0.05, "inner_step_size": 0.1}

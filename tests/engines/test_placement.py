@@ -49,6 +49,7 @@ def run(program, devices, names):
     return Shard(devices).run(program, NETWORK, start, NOTHING, KEY).states[1]
 
 
+@pytest.mark.long
 def test_an_exchange(devices, path):
     once = Exchange(lambda s, ctx: s[0], lambda s, inbox, ctx: (s[0], as_float(inbox.total)))
     mixing = np.array(matrix(NETWORK, keys.network_key(KEY), 0))

@@ -83,6 +83,7 @@ def compiled():
     [(Descent, None), (lambda number: Nested(Descent(number, 3), 2 * number), {"push": lambda x, ctx: x[0]})],
     ids=["plain", "nested and recorded"],
 )
+@pytest.mark.long
 def test_a_new_number_compiles_nothing(engine, make, record, compiled):
     def run(program):
         result = engine.run(program, NETWORK, START, DATA, KEY, record=record)

@@ -90,6 +90,7 @@ def test_a_loop_that_never_runs_is_entered(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=IDS)
+@pytest.mark.long
 def test_what_was_sent_at_each_row(engine):
     """Count traffic with loops of fixed and agreed lengths; the recorded loop is entered twice."""
     vote = Repeat(Sequence(COUNT, talk(5)), 9, until=enough(3), name="vote")

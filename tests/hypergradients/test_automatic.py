@@ -47,6 +47,7 @@ def test_what_it_takes_runs_where_messages_get_lost(engine, options, private):
 
 
 @pytest.mark.parametrize(("kind", "converged"), [("like", True), ("ill-conditioned", False)])
+@pytest.mark.long
 def test_where_nobody_can_vote_the_error_is_judged_at_the_end(kind, converged):
     """In float64: the 1e-5 of the default are far above rounding, so the verdict does not depend on the last bits."""
     with jax.enable_x64(True):
@@ -56,6 +57,7 @@ def test_where_nobody_can_vote_the_error_is_judged_at_the_end(kind, converged):
     assert not converged or found.status.error is not None
 
 
+@pytest.mark.long
 def test_where_nobody_can_vote_the_judged_error_holds_in_float32():
     """Rounding alone decides here whether the estimate is small enough; it must not be below the true error."""
     found, error = without_votes("like")
@@ -84,6 +86,7 @@ def test_results_carry_the_choice():
 
 
 @pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.long), 100.0])
+@pytest.mark.long
 def test_on_a_private_task_the_step_follows_from_the_bound_of_curvature_and_the_penalty(rate):
     """The bounds clip nothing. With a penalty of 100, steps of 1/4 would grow 24-fold each time."""
     problem = system("like")

@@ -28,6 +28,7 @@ def test_the_closed_form_is_the_derivative_of_the_solved_problem():
 
 
 @pytest.mark.parametrize(("clients", "seed"), [(2, 0), (5, 1), (12, 2)])
+@pytest.mark.long
 def test_everything_agrees_on_directed_time_varying_networks(clients, seed):
     task, _, _, truth, largest = setting(clients, seed)
     whole = task.problem, task.params, task.hypers, task.data

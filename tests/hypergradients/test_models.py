@@ -128,6 +128,7 @@ def test_at_a_minimum_the_default_is_right_and_says_so(model, dtype, bound):
     ("model", "dtype"), [("dense", "float64"), pytest.param("cnn", "float32", marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.long
 def test_before_a_minimum_is_reached_it_says_that_the_hessian_is_indefinite(model, dtype, steps):
     point = train(model, steps)
     assert point.smallest < 0

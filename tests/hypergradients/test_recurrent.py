@@ -142,6 +142,7 @@ def test_links_seen_while_training_are_the_default_and_serve_as_well():
 
 @pytest.mark.parametrize("solver", [hp.DSGD(1500, 0.1), hp.FedAvg(3, 0.1, averaging="gossip")], ids=["dsgd", "fedavg"])
 @pytest.mark.parametrize("kind", ["DirectedRB", "VRHGP", "ExactRB"])
+@pytest.mark.long
 def test_after_gossip_the_weights_of_gossip_are_differentiated(kind, solver):
     """The two iterations differ most on a star: push-sum gives its hub another weight ω*, gossip does not."""
     made, network = setting(5), hp.networks.Star(5)
@@ -181,6 +182,7 @@ def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
         ("ExactRB", "gradient-after", 6),
     ],
 )
+@pytest.mark.long
 def test_the_private_form_is_the_same_estimate(kind, variant, steps):
     """With all examples and almost no noise, B_i of the sum equals the sum of B_i."""
     rows, network = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2))), hp.networks.RandomUndirected(3)

@@ -110,6 +110,7 @@ def test_an_eigenvector_as_outer_gradient_hides_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["ImplicitCG", "LocalGradient", "ClientGradient", "TreeCG"])
+@pytest.mark.long
 def test_too_few_steps_are_a_limit(name):
     case = Case("regular", local=name == "LocalGradient")
     found = estimate(case, getattr(known, name)(steps=3), "float64")

@@ -41,6 +41,7 @@ def test_no_bias_on_any_network(network, steps, step, pushes):
 
 
 @pytest.mark.parametrize("engine", [hp.Simulate, hp.Threads])
+@pytest.mark.long
 def test_no_bias_where_messages_get_lost(engine):
     task, _, _, truth, largest = setting(4, 5)
     steps, network = 1500 if engine is hp.Simulate else 40, hp.networks.RandomDirected(4)
@@ -151,6 +152,7 @@ SIZE = 10
     ("kind", "reason"),
     [("like", "tolerance"), ("zero clients", "tolerance"), ("low rank", None), ("condition 1e6", None)],
 )
+@pytest.mark.long
 def test_no_wrong_result_without_a_word(kind, reason):
     made = system(kind, d=SIZE)
     for network in (hp.networks.RandomDirected(6), hp.networks.DirectedRing(6)):

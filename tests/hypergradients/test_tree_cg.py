@@ -217,6 +217,7 @@ def test_neither_tiny_nor_huge_couplings_hide_an_error(scale):
 @pytest.mark.parametrize(
     "engine", [hp.Simulate(), pytest.param(hp.Shard(devices=2), marks=pytest.mark.long), hp.Threads()], ids=type
 )
+@pytest.mark.long
 def test_the_probe_follows_from_the_key_and_is_the_same_at_every_client_of_every_engine(engine):
     """Compare the probe's first residual, before any other operation has changed it."""
 

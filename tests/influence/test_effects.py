@@ -109,6 +109,7 @@ def test_a_sign_is_printed_in_words(solved):
 
 
 @pytest.mark.parametrize("at_once", some({"two": 2, "one": 1, "all": 64}, ["two"]))
+@pytest.mark.long
 def test_groups_are_found_in_parts(at_once, solved):
     places, (one, two) = [("east", 2), ("west", 0)], (0, 3)
     groups = [

@@ -235,6 +235,7 @@ def test_scores_at_personal_hypers_are_those_of_retraining(personal):
         assert score.total[0] == pytest.approx(change, rel=1e-8)
 
 
+@pytest.mark.long
 def test_retraining_at_personal_hypers_reaches_the_closed_form():
     exact, places = Personal(), [(0, 1), (2, 3)]
     task = exact.task()
@@ -245,6 +246,7 @@ def test_retraining_at_personal_hypers_reaches_the_closed_form():
     np.testing.assert_allclose(costs.losses.sum(axis=1), expected, rtol=1e-7)
 
 
+@pytest.mark.long
 def test_scores_of_single_validation_examples_are_the_closed_form(personal):
     exact, task, together = personal
     asked = [("north", 3), (1, 0), "south"]
@@ -395,6 +397,7 @@ def test_retraining_without_a_tree_reaches_the_solution(setting, solver):
     assert len(found.statuses) == 2
 
 
+@pytest.mark.long
 def test_retrainings_share_links_and_mini_batches_with_the_run(setting):
     solver = hp.SGP(12, 0.2, batch_size=3)
     weights = [influence.without(setting), influence.without(setting, [(1, 4)])]

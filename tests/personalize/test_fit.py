@@ -70,6 +70,7 @@ def test_an_equinox_model_with_several_personal_ones_learns_each_rule():
 
 
 @pytest.mark.parametrize("model", [equinox(), equinox, FlaxLike(), Plain(), tuple(Plain()), Layered(2, 2)])
+@pytest.mark.long
 def test_any_model_gives_what_a_recipes_task_gives(model):
     found = fit(model, PL(), NETWORK, **SETS, **SHORT)
     task = PL().task(model, **SETS, key=0, l2=1e-3)

@@ -573,6 +573,7 @@ def test_federated_methods_run_with_noise(method):
     assert noisy.costs.accesses == plain.costs.accesses == noisy.privacy.releases
 
 
+@pytest.mark.long
 def test_ragged_clients_and_l2_are_private_too():
     listed = [np.asarray(rows[: 4 + client]) for client, rows in enumerate(ALL_ROWS)]
     task = hp.Task(inner=cost, outer=cost, params=X, hypers=X, train=listed, validation=listed).with_l2(0.1)
@@ -619,6 +620,7 @@ def test_hypers_of_examples_that_leave_their_owner_are_refused(method, options, 
 
 
 @pytest.mark.parametrize("outer", ["sgd", pytest.param("adam", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_one_hyper_per_example_stays_clean(outer):
     def weighted(x, weight, rows):
         return jax.nn.sigmoid(weight) * jnp.sum((x - rows) ** 2, axis=-1)

@@ -54,6 +54,7 @@ def released(noise, values, key=0):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("noise", "deviation"), [(Gaussian(SCALE), SCALE), (Laplace(SCALE), math.sqrt(2) * SCALE)])
+@pytest.mark.long
 def test_noise_is_in_units_of_what_one_example_can_change(noise, deviation):
     values = jnp.tile(jnp.array([3.0, 5.0, 5.0, 5.0, 4.0, 4.0, 100.0, -100.0]), (CLIENTS, 1))
     found = released(noise, values)

@@ -234,6 +234,7 @@ def test_solvers(solver, gradients):
     assert work_of(solver.program(MADE.problem), InnerState(MADE.params, MADE.hypers)) == (0, 0, gradients)
 
 
+@pytest.mark.long
 def test_results_report_them():
     for engine in (hp.Simulate(), hp.Threads()):
         found = hp.hypergradient(MADE, hp.HGP(6, 2, 0.1), NETWORK, key=KEY, engine=engine).costs

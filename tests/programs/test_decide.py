@@ -52,7 +52,7 @@ def test_the_root_decides_for_all(engine):
 
 def test_parties_that_decide_for_themselves_part():
     with jax.enable_x64(True):
-        with pytest.raises(HyperpushError, match="differs between them"):
+        with pytest.raises(HyperpushError, match="disagree about the end of a loop"):
             run(AVERAGE, is_small, ENGINES[0])
         with pytest.raises(HyperpushError):
             run(AVERAGE, is_small, hp.Threads(deadline=0.5))

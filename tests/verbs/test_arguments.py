@@ -199,6 +199,7 @@ def test_a_verb_inside_jit_says_what_is_pure():
         jax.jit(inside)(jnp.asarray(INPUTS))
 
 
+@pytest.mark.long
 def test_stopping_on_what_is_fitted_is_warned_of():
     with pytest.warns(UserWarning, match="'validation' is what the outer level fits"):
         hp.solve(TASK, pdbo(stop=hp.EarlyStopping("cost", "validation", 2)), NETWORK, key=0)

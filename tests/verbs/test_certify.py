@@ -66,6 +66,7 @@ def numbers(status):
 
 
 @pytest.mark.parametrize("engine", [hp.Simulate(), hp.Threads()], ids=type)
+@pytest.mark.long
 def test_an_estimate_knows_how_far_its_params_are_off(engine):
     problem = Regression()
     random = np.random.default_rng(1)
@@ -102,6 +103,7 @@ def test_at_the_solution_nothing_is_estimated_again():
 
 
 @pytest.mark.parametrize("method", [hp.TrackedHGP(), hp.HGP(60, 10, 0.1), hp.hypergradients.Dense()], ids=type)
+@pytest.mark.long
 def test_other_estimators_are_judged_beside_the_run(method):
     """If params pass, the estimator's own verdict is kept; a verdict never improves."""
     problem = Regression()
@@ -202,6 +204,7 @@ def test_training_looks_for_a_weak_direction_behind_a_small_gradient():
 @pytest.mark.parametrize(
     ("solver", "flat"), [(hp.LocalSGD(60, 0.5), True), (hp.TrackedSGP(), None)], ids=["alone", "together"]
 )
+@pytest.mark.long
 def test_training_that_ends_at_a_saddle_is_ill_posed(solver, flat):
     """No gradient is along the second direction: only a probe sees its curvature, which is −1 or, at a minimum, 0."""
 
@@ -361,6 +364,7 @@ def test_estimates_that_overlook_a_weak_direction_are_compared_with_tree_cg(meth
 @pytest.mark.parametrize(
     ("solver", "good"), [(hp.SGP(15, 0.1), False), (hp.SGP(300, 0.1), True), (hp.TreeNewton(), True)]
 )
+@pytest.mark.long
 def test_the_last_inner_solve_is_judged_which_gives_the_reported_params(solver, good):
     """The penalty falls in the only outer step, so that 15 steps no longer solve the inner problem."""
     problem = Regression()

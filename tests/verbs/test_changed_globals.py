@@ -54,6 +54,7 @@ def measured():
     return history.metrics["twice"][-1]
 
 
+@pytest.mark.long
 def test_a_metric_is_read_anew():
     np.testing.assert_allclose(measured(), 1.0, rtol=1e-5)
     SCALE["metric"] = 2.0
@@ -67,6 +68,7 @@ def test_a_schedule_is_read_anew():
 
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.long
 def test_a_closure_over_an_array_is_read_anew(size):
     def train_with(shift):
         ones = jnp.ones((3, 4))

@@ -226,6 +226,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize(("one", "other"), FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.long
 def test_another_cost_is_another_call(tmp_path, one, other):
     def train(inner):
         task = hp.Task(inner=inner, outer=squared, params=jnp.zeros(2), hypers=0.0, train=DATA, validation=DATA)

@@ -94,6 +94,7 @@ def test_a_column_out_of_scale_is_named_where_training_ends_far_away():
     assert (near.status.converged, near.status.hint) == (False, "")
 
 
+@pytest.mark.long
 def test_a_hessian_of_zero_is_named_and_no_step_size_blamed():
     flat = hp.Task(
         inner=lambda x, hyper, a: hyper * jnp.sum(x) * a,

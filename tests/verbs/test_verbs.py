@@ -83,6 +83,7 @@ CALLS = {
 
 @pytest.mark.parametrize("engine", some(ENGINES, ["shard", "threads"]))
 @pytest.mark.parametrize("call", some(CALLS, ["PDBO"]))
+@pytest.mark.long
 def test_a_new_number_compiles_nothing(call, engine, compiled):  # noqa: F811
     """Change numbers of the method and the task's L2 rate, which also affects the recorded cost.
 
@@ -99,6 +100,7 @@ def test_a_new_number_compiles_nothing(call, engine, compiled):  # noqa: F811
 
 
 @pytest.mark.parametrize("verb", ["train", "solve"])
+@pytest.mark.long
 def test_a_number_of_a_recorded_cost_is_the_new_one(verb):
     """Nothing is compiled anew, but the recorded cost is that of the current task."""
     task = quadratic(CLIENTS, 0)

@@ -108,6 +108,7 @@ def test_nobody_leaves_while_somebody_is_away():
 
 @pytest.mark.parametrize("when", ["first", "acknowledging", "done"])
 @pytest.mark.parametrize("loss", [0.0, 0.3])
+@pytest.mark.long
 def test_killed_while_it_drains_it_ends_with_the_same(when, loss):
     """The member dies at its last totals, at acknowledgments of the others' totals, or after it was done."""
     hall = Hall(CLIENTS, loss=loss)

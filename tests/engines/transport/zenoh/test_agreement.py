@@ -99,6 +99,7 @@ def test_a_second_process_with_yesterdays_configuration_ends_alone(pair):
         ({"code": b"other code......"}, "another-code", "runs other code than"),
     ],
 )
+@pytest.mark.long
 def test_a_newcomer_that_does_not_fit_is_refused_alone(change, reason, words):
     at, given = Places(3), {"digest": DIGEST, "code": b"the code........", "patience": 20.0}
     made = [at.open(client, **given) for client in (0, 1)]

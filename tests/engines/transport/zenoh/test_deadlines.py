@@ -127,6 +127,7 @@ def run(clients, rounds, faults, most=5.0, sleep=None):
 @pytest.mark.parametrize(
     "faults", [Faults(loss=0.3), Faults(loss=0.5), Faults(loss=0.3, delay=2)], ids=["0.3", "0.5", "late"]
 )
+@pytest.mark.long
 def test_waiting_in_vain_does_not_make_waits_longer(faults):
     rounds, most = 150, 5.0
     lossless = max(wait for *_, wait, _ in run(4, 50, {}, most))

@@ -15,6 +15,7 @@ from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy import certificates
 from hyperpush.engines.transport.zenoh import session
 
+pytestmark = pytest.mark.long  # a process under attack, which later tests find as earlier ones left it
 PATIENCE = 60
 
 
@@ -79,7 +80,6 @@ def without_certificate(tls):
     tls["enable_mtls"] = False
 
 
-@pytest.mark.long
 def test_strangers_reach_nothing_and_are_counted(alice, trust):
     folder, foreign = trust
 

@@ -166,6 +166,7 @@ def test_at_its_own_pace_nobody_waits_for_the_dead_and_who_vanishes_is_closed_ou
         second.close()
 
 
+@pytest.mark.long
 def test_who_is_done_and_gone_is_closed_out_only_by_those_who_are_not_done(places):
     """While the others are not done, a vanished party was killed; once they are done, it may have ended."""
     options = {"mode": "asynchronous", "close_after": 0.5}
@@ -298,6 +299,7 @@ def test_who_was_away_when_another_left_learns_of_it_and_does_not_close_it_out(p
         first.close()
 
 
+@pytest.mark.long
 def test_who_had_said_that_it_is_done_does_not_close_out_those_who_ended_meanwhile(places):
     for again in (True, False):
         alone = places().open(0, mode="asynchronous", close_after=1.0)
