@@ -130,7 +130,7 @@ class WaitingTree(eqx.Module):
 
     @property
     def planned_rounds(self) -> int:
-        """Rounds to plan for: the expected length of the longest round trip; there is no upper bound."""
+        """Rounds to plan for: the expected length of the longest round trip; it is not bounded."""
         return int(self.patience)
 
     def trip(self, step: Int[Array, ""], post: Post, lossy: bool, again: Bool[Array, ""] | bool = False) -> Trip:
