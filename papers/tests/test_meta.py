@@ -70,6 +70,7 @@ def small(tmp_path_factory):
     return config, result, run
 
 
+@pytest.mark.long
 def test_a_run_reports_rows_references_and_curves(small):
     _, result, run = small
     rows = {row["method"]: row for row in result["rows"]}

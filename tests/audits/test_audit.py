@@ -109,6 +109,7 @@ def test_losses_and_tests_equal_scikit_learn_and_scipy_on_pooled_rows(kind):
                 np.testing.assert_allclose(cells[mine, other], (without[leaver][p] - together[p]).mean(), atol=1e-6)
 
 
+@pytest.mark.long
 def test_one_newton_step_is_exact_where_the_loss_is_quadratic():
     tables = given("numbers")
     exact, step = (hp.audit(tables, folds=FOLDS, l2=L2, effects=effects) for effects in ("retrain", "newton"))

@@ -111,6 +111,7 @@ def test_parties_say_that_the_inner_problem_is_not_solved(engines):
         assert (found[0].costs.rounds > truth.costs.rounds) == (number == 0)
 
 
+@pytest.mark.long
 def test_four_parties_solve_without_certificates_on_loopback(engines):
     method = hp.PDBO(inner=SGP, hypergradient=HGP, outer=hp.optimizer("adam", learning_rate=0.1), steps=2)
     truth = hp.solve(everyone(), method, NETWORK, key=0)

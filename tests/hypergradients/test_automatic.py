@@ -73,6 +73,7 @@ def without_votes(kind):
     return found, problem.error(found.value)
 
 
+@pytest.mark.long
 def test_results_carry_the_choice():
     problem = system("like")
     found = hp.hypergradient(problem.task, hp.Automatic(), NETWORK, key=0)

@@ -144,6 +144,7 @@ def test_training_says_how_far_it_came():
     assert (unknown.converged, unknown.reason) == (None, "not certified; constant steps stop near the solution")
 
 
+@pytest.mark.long
 def test_only_the_first_and_the_last_outer_step_are_judged_and_later_ones_against_the_first():
     problem = Regression()
     solver, outer = hp.SGP(2000, 0.004), hp.optimizer("sgd", learning_rate=1e-9)

@@ -73,6 +73,7 @@ def test_params_of_another_run_among_the_files_are_refused(tmp_path):
         hp.load(tmp_path / "run").arrays("params")
 
 
+@pytest.mark.long
 def test_what_was_read_back_leads_on_as_what_was_saved(tmp_path):
     """On a random network a later estimate needs the observed links and the network's time."""
     task, network = make_task(), hp.networks.RandomDirected(len(NAMES))
